@@ -167,6 +167,6 @@ class ExampleText:
 
     def _best(self, question: str) -> list[Span]:
         """BM25's best windows."""
-        best = self.index.compute_window_scores(question).argsort(descending=True, stable=True)
+        best = self.index.compute_bm25_scores(question).argsort(descending=True, stable=True)
         windows = [self.index.windows[place] for place in best[: 8 * WRONG].tolist()]
         return [(window.start, window.end) for window in windows]

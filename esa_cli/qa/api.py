@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
-    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
+    from esa_cli.qa.ingestion.ingest import DocumentIngester, IngestEvents, Source
     from esa_cli.qa.opening import CheckedPreset, LoadingObserver
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
@@ -71,9 +71,9 @@ class Esa:
     ) -> None:  # fmt: skip
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
-        from esa_cli.qa.finding.words import make_lowercase_test
-        from esa_cli.qa.ingestion.ingest import IndexIngest
-        from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngest
+        from esa_cli.qa.finding.words import make_lowercase_predicate
+        from esa_cli.qa.ingestion.ingest import TokenIndexIngester
+        from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngester
         from esa_cli.qa.presets.resolved_preset import resolve_preset
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
@@ -88,10 +88,10 @@ class Esa:
         self.spans = None
         if not answer.needs_kv_cache:
             self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)
-        self._is_usually_lowercase = make_lowercase_test(self.tokenizer)
+        self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
-        self.documents: Ingest = (
-            KvCacheIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
+        self.documents: DocumentIngester = (
+            KvCacheIngester(rows, *host) if encoder is None else TokenIndexIngester(encoder, *host)
         )
         self._cached: list[Book] = []  # whose KV caches are the session's
         self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
@@ -120,7 +120,7 @@ class Esa:
 
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
-        from esa_cli.qa.ingestion.ingest import ProgressEvents
+        from esa_cli.qa.ingestion.ingest import ProgressRelay
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
         from esa_cli.qa.presets.preset import load_preset
         from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -135,7 +135,7 @@ class Esa:
             chosen = choose_answer_source(chosen)
         return cls.from_checked_preset(
             check_before_loading(chosen, place, method=method, document_tokens=length),
-            library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
+            library=library, keep=keep, rows=rows, reader=choice, events=ProgressRelay(progress),
         )  # fmt: skip
 
     @classmethod
@@ -235,18 +235,18 @@ class Esa:
     def find(self, document: Document) -> Book | None:
         """Opens a document that the library has stored with this model, or returns None. Raises
         LibraryError: the stored document is damaged."""
-        return self.documents.find(document)
+        return self.documents.open_if_stored(document)
 
     def stored(self, entry: LibraryEntry) -> Book:
         """Opens the document of a library entry, even if the document's file is gone. Raises
         UsageError: another model or method stored it. LibraryError: it is damaged."""
-        return self.documents.stored(entry)
+        return self.documents.open_stored_entry(entry)
 
     def open(self, source: Source) -> Book:
         """Opens a document for questions from the library, or else with its words alone; ingests
         it if the preset answers from the KV cache. Raises the errors of `ingest`."""
         self._cached = []
-        return self.documents.open(source)
+        return self.documents.open_for_questions(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """Returns a document with a token index or KV cache, from the library or newly computed.
@@ -284,7 +284,7 @@ class Esa:
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
-        from esa_cli.qa.reading.reader import Sampling
+        from esa_cli.qa.reading.reader import SamplingParams
 
         started, first = time.perf_counter(), list[float]()
         books = _drop_duplicate_books(books, "ask about")
@@ -310,7 +310,8 @@ class Esa:
                 on_text(text_piece)
 
         options = max_new_tokens, temperature, top_p
-        sampling = Sampling(*choose_sampling_options(self.preset.generation, *options), seed)
+        limits = choose_sampling_options(self.preset.generation, *options)
+        sampling = SamplingParams(*limits, seed)
         asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
         passages = self._find_and_read_passages(question, placed, history)
         reader: Reader = self.spans
@@ -342,16 +343,16 @@ class Esa:
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
-        from esa_cli.qa.answering.question_form import complete_question, find_referenced_text
+        from esa_cli.qa.answering.question_form import expand_ellipsis, find_referenced_turn
         from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
-        whole = complete_question(question, history)
-        earlier = find_referenced_text(question, history)
+        whole = expand_ellipsis(question, history)
+        earlier = find_referenced_turn(question, history)
         with self.run_without_method():
             finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
             found = self.search.find_passages_to_read(whole, books, count, earlier)
-            unmentioned = finder.find_unmentioned_share(whole, self._is_usually_lowercase)
+            unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
             return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
 
     def find_passages(
@@ -383,7 +384,7 @@ class Esa:
         Raises UsageError: there is no book, the question is empty or too long, or the preset
         answers from the KV cache."""
         from esa_cli.qa import collecting
-        from esa_cli.qa.reading.reader import Sampling
+        from esa_cli.qa.reading.reader import SamplingParams
 
         if self.spans is None:
             raise UsageError(
@@ -400,7 +401,7 @@ class Esa:
             decide = find_spans(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
-            sampling = Sampling(None, settings.temperature, settings.top_p)
+            sampling = SamplingParams(None, settings.temperature, settings.top_p)
             decide = collecting.make_reply_span_finder(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
@@ -440,8 +441,8 @@ class Esa:
 
 def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
     """Returns the documents without duplicate texts. Raises UsageError: there is no document."""
-    from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
+    from esa_cli.qa.finding.passage_finder import drop_duplicate_books
 
     if not books:
         raise UsageError(f"there is no document to {purpose}", "ingest a document first")
-    return drop_duplicate_texts(books)
+    return drop_duplicate_books(books)

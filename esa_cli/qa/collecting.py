@@ -68,7 +68,7 @@ def choose_passages_to_read(
     scores = standardise_scores(found.total)
     late = torch.full_like(scores, torch.nan)
     if reduced is not None:
-        late = finder.score_late_interaction(reduced)[0]
+        late = finder.score_by_late_interaction(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
     if all_passages or (min_score is None and len(index) <= WHOLE):

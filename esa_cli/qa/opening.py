@@ -303,18 +303,18 @@ class CheckedPreset:
         ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
-        choice = choice or reader_choice.choose_preset_reader(self.resolved.preset)
+        choice = choice or reader_choice.find_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check_memory_suffices(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
-            reader = choice.open()
+            reader = choice.open_reader()
             there = f"{reader.name} at {choice.address.url}"
             observer.note(f"esa: questions and the passages found are sent to {there}", dim=False)
         load = self.model.load_for_methods if self.index is None else self.model.load_for_passages
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open(place.device, place.dtype_name, observer.stage)
+            reader = choice.open_reader(place.device, place.dtype_name, observer.stage)
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 

@@ -112,7 +112,7 @@ def test_a_reading_in_memory_that_is_broken_off_leaves_nothing(loaded: Any, tmp_
         with pytest.raises(InterruptedError):
             one.ingest(gate, stop)
         assert one.session.document_tokens == 0
-        assert one.documents.tokens_in_memory == other.tokens
+        assert one.documents.count_tokens_in_memory() == other.tokens
         assert one.ask(QUESTION, [other]).text == want
         book = one.ingest(gate, lambda done, total: seen.append(done))
         assert seen[0] == 64

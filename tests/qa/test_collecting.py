@@ -32,7 +32,7 @@ from esa_cli.qa.collecting import (
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.reading.reader import Sampling
+from esa_cli.qa.reading.reader import SamplingParams
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]
@@ -171,7 +171,7 @@ class KeyReader:
         self.shown: list[Passage] = []
 
     def answer(
-        self, question: str, passages: Sequence[Passage], history: object, sampling: Sampling,
+        self, question: str, passages: Sequence[Passage], history: object, sampling: SamplingParams,
         on_text: object = None,
     ) -> Reply:  # fmt: skip
         (one,) = passages

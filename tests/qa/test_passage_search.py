@@ -49,8 +49,8 @@ def test_scores_are_standard_deviations_best_first() -> None:
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 2
     assert min(scores) >= 0
-    assert found(QUESTION, STORY, minimum=scores[1]) == passages[:2]
-    assert found(QUESTION, STORY, minimum=scores[0] + 1) == []
+    assert found(QUESTION, STORY, minimum_score=scores[1]) == passages[:2]
+    assert found(QUESTION, STORY, minimum_score=scores[0] + 1) == []
     assert found(QUESTION, STORY, count=1) == passages[:1]
 
 
@@ -60,7 +60,7 @@ def test_all_are_those_of_two_deviations_or_the_best() -> None:
     assert min(one.score for one in every) >= 2
     (only,) = found(QUESTION, GATE, count=None)
     assert (only.score, only.text) == (0, GATE.strip())
-    more = found("boat town", STORY, count=None, minimum=-100.0)
+    more = found("boat town", STORY, count=None, minimum_score=-100.0)
     assert len(more) > 8
     assert more[0].start <= STORY.index("boat")
 

@@ -45,7 +45,8 @@ def test_the_same_passages_with_the_same_scores(own: str, book: str, tmp_path: P
         with Interface.load(own, model=model, **how) as asker:  # type: ignore[arg-type]
             assert asker.preset.model == "random:llama"
             if model is not None:
-                assert asker.find(asker.documents.open(book).document), "its index is stored"
+                document = asker.documents.open_for_questions(book).document
+                assert asker.find(document), "its index is stored"
             books = [asker.ingest(book)]
             found.append([(p.start, p.end, p.score) for p in asker.find_passages(QUESTION, books)])
             reply = asker.ask(QUESTION, books, max_new_tokens=4)

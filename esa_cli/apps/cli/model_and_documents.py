@@ -28,7 +28,7 @@ from esa_cli.qa.finding.passage_finder import (
     Book,
     PassageSearch,
     add_token_ranges,
-    drop_duplicate_texts,
+    drop_duplicate_books,
 )
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.ingest import IngestEvents
@@ -251,7 +251,7 @@ class QuestionDocuments:
             self._reporter.warn_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
-        return drop_duplicate_texts([*self._books, *books])
+        return drop_duplicate_books([*self._books, *books])
 
     def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate document from the library or its file; returns None after an error."""
@@ -280,7 +280,7 @@ class QuestionDocuments:
             catalogue = own_stack.enter_context(catalogue_context)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.list_texts_in_catalogue(
+                stored = library_texts.update_and_list_texts(
                     catalogue, reporter.start_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()
@@ -309,13 +309,13 @@ class QuestionDocuments:
         """Indexes the words of files, and returns the files by the digests of the files' texts."""
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
-        changes = library_texts.FileIndexer(catalogue).update(list(names), progress)
+        changes = library_texts.FileIndexer(catalogue).index_files(list(names), progress)
         self._reporter.clear_spinner()
-        if changes.refused and not changes.readable:
-            raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
-        self._warn_of_unreadable_files([names[record.path] for record in changes.refused])
+        if changes.refused_records and not changes.readable_records:
+            raise DocumentError(changes.refused_records[0].why, changes.refused_records[0].hint)
+        self._warn_of_unreadable_files([names[record.path] for record in changes.refused_records])
         candidates: dict[str, LibraryText] = {}
-        for record in changes.readable:
+        for record in changes.readable_records:
             candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
         return candidates
 

@@ -215,12 +215,12 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
-            changes = FileIndexer(catalogue).update(list(files), progress)
-            if changes.refused:
-                names = shorten_name_list([files[record.path].id for record in changes.refused])
-                count = f"{len(changes.refused):,} files that cannot be read"
+            changes = FileIndexer(catalogue).index_files(list(files), progress)
+            if refused := changes.refused_records:
+                names = shorten_name_list([files[record.path].id for record in refused])
+                count = f"{len(refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({names})")
-            for record in changes.readable:
+            for record in changes.readable_records:
                 texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
                 catalogue.index_stored_texts()

@@ -281,7 +281,7 @@ def find_retrieval_heads(
         ) -> VoteCollector:
             """Collects the heads' votes for a question, and removes the question from the cache."""
             votes = VoteCollector(question.needle, size, head_sets, score)
-            start, stop = prompt.find_words_range(question.question)
+            start, stop = prompt.find_question_tokens(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)

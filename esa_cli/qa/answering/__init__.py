@@ -1,1 +1,1 @@
-"""Answering: prompts, the session that generates answers, and replies."""
+"""Encodes prompts, generates answers from the KV cache of documents, and defines replies."""

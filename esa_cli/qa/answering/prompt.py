@@ -1,8 +1,8 @@
-"""Encodes a document, which is prefilled once, and encodes questions about the document later.
+"""Encodes documents and questions as token ids, so that a document is prefilled only once.
 
-The chat template is rendered with markers for document and question, and cut at the markers, so
-that the document's tokens do not depend on the question. Document and question are tokenised
-without special tokens, so that `<|im_end|>` in a document cannot end the user's chat message.
+The chat template is rendered with markers in place of document and question, and cut at the
+markers, so that a document's tokens do not depend on the question. Text of documents and questions
+never becomes special tokens, so that `<|im_end|>` in a document cannot end a chat message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.tokenization.tokenizer import WINDOW, limit_rendering_steps, tokenise_text
-from esa_cli.qa.answering.question_form import check_question
+from esa_cli.qa.answering.question_form import validate_question
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
 
@@ -26,8 +26,8 @@ _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or 
 
 
 class PromptEncoder:
-    """Encodes documents and questions as token ids, with one transformers tokenizer and the prompt
-    of a preset. Raises ModelError: the chat template cannot be rendered, or drops the document."""
+    """Encodes documents and questions as token ids, with a tokenizer and the prompt of a preset.
+    Raises ModelError: the chat template cannot be rendered, or drops the document."""
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self.tokenizer = tokenizer
@@ -39,10 +39,10 @@ class PromptEncoder:
         self._later = prompt.after.replace("{question}", QUESTION).lstrip()
         self._system = prompt.system
         self._listed = False
-        text = self._render_turns(0)
+        text = self._render_marked_prompt(0)
         if self.chat and DOCUMENT not in text:
             self._listed = True
-            text = self._render_turns(0)
+            text = self._render_marked_prompt(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
@@ -50,11 +50,11 @@ class PromptEncoder:
             )
         self._head, rest = text.split(DOCUMENT)
         between, self._tail = rest.split(QUESTION)
-        self._between, self._lead = _split_spaces(between)
+        self._between, self._lead = _split_end_spaces(between)
 
-    def _render_turns(self, earlier_turns: int) -> str:
-        """Renders a question after a number of earlier turns, with markers in place of texts."""
-        asked = [self._first, *[self._later] * earlier_turns]
+    def _render_marked_prompt(self, earlier_turn_count: int) -> str:
+        """Renders the prompt of a conversation, with markers in place of all texts."""
+        asked = [self._first, *[self._later] * earlier_turn_count]
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
@@ -79,74 +79,74 @@ class PromptEncoder:
             )
 
     def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
-        """Returns a chat message, whose text is in a list if the chat template needs one."""
+        """Returns a chat message, with its text in a list if the chat template needs a list."""
         return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
-    def _encode_text(self, text: str, parse_special: bool) -> list[int]:
+    def _encode_text(self, text: str, parse_special_tokens: bool) -> list[int]:
         if not text:
             return []
         out = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=not parse_special, verbose=False
-        )
+            text, add_special_tokens=False, split_special_tokens=not parse_special_tokens,
+            verbose=False,
+        )  # fmt: skip
         return list(out["input_ids"])
 
     def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns the first and the end character offset of each token of a document."""
+        """Returns the characters [start, end) of each token of a document's text."""
         return [(low, high) for low, high in tokenise_text(self.tokenizer, text).offsets.tolist()]
 
     def render_question(self, question: str, answer_prefix: str = "") -> str:
-        """Returns the text of the prompt after the document."""
-        return "".join(piece for piece, _ in self._split_question(question, answer_prefix, False))
+        """Returns the text of the prompt that follows the document."""
+        return "".join(piece for piece, _ in self._split_prompt(question, answer_prefix, False))
 
-    def _split_question(
+    def _split_prompt(
         self, question: str, answer_prefix: str, is_followup: bool
     ) -> list[tuple[str, bool]]:
-        """Returns the pieces of the prompt for one question, and for each piece whether special
-        tokens in the piece are parsed. Without a chat template, an answer prefix that begins with
-        a space continues the line of the question."""
+        """Returns the pieces of the prompt between the document, or the previous answer, and the
+        answer, each with whether special tokens are parsed in the piece."""
         between, lead = self._text_between_turns if is_followup else (self._between, self._lead)
+        # Without a chat template, such an answer prefix continues the line of the question.
         goes_on = not self.chat and answer_prefix.startswith(" ")
         tail = self._tail.rstrip("\n") if goes_on else self._tail
         question = question if self._verbatim else question.strip()
         return [(between, True), (lead + question, False), (tail, True), (answer_prefix, False)]
 
     def encode_document(self, text: str) -> list[int]:
-        """Returns the token ids of the prompt up to the end of the document."""
+        """Returns the token ids of the prompt up to the document's end."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
             return [*self.encode_prompt_start(), *tokenise_text(self.tokenizer, text).ids]
-        return self.encode_prompt_start() + self._encode_text(text, parse_special=False)
+        return self.encode_prompt_start() + self._encode_text(text, parse_special_tokens=False)
 
     def encode_prompt_start(self) -> list[int]:
         """Returns the token ids of the prompt before the document."""
-        ids = self._encode_text(self._head, parse_special=True)
+        ids = self._encode_text(self._head, parse_special_tokens=True)
         return ids if self.chat else self._find_bos_ids() + ids
 
     def _find_bos_ids(self) -> list[int]:
-        """Returns the token id that the tokenizer puts before a text, if any. A tokenizer's setting
-        `add_bos_token` is unreliable, for example in Llama 3."""
+        """Returns the BOS token's id if the tokenizer puts BOS before texts, else no id."""
         first = self.tokenizer.bos_token_id
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
-    def find_words_range(self, text: str, is_followup: bool = False) -> tuple[int, int]:
-        """Returns which token ids from `encode_question` are the question itself: [first, end)."""
+    def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
+        """Returns the range [first, end) of the question's own tokens in its encoded prompt."""
         before, asked = (
             len(self._encode_text(*piece))
-            for piece in self._split_question(text, "", is_followup)[:2]
+            for piece in self._split_prompt(question, "", is_followup)[:2]
         )
         return before, before + asked
 
     @cached_property
     def _text_between_turns(self) -> tuple[str, str]:
-        """The template's text between an earlier answer and the next question."""
-        return _split_spaces(self._render_turns(1).split(ANSWER)[1].split(QUESTION)[0])
+        """The chat template's text between an earlier answer and the next question."""
+        return _split_end_spaces(self._render_marked_prompt(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def encode_history(self, turns: Sequence[Turn]) -> list[int]:
-        """Returns the token ids of earlier turns, which follow the document. Raises ModelError: the
-        chat template drops or repeats an answer."""
+        """Returns the token ids of earlier questions and answers. Raises ModelError: the chat
+        template drops or repeats an answer."""
         if not turns:
             return []
-        text = self._render_turns(1)
+        text = self._render_marked_prompt(1)
         if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
             raise ModelError(
                 "the model's chat template does not keep earlier answers as they are",
@@ -155,31 +155,30 @@ class PromptEncoder:
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
         for i, turn in enumerate(turns):
-            before = self._split_question(turn.question.strip(), "", is_followup=i > 0)[:2]
+            before = self._split_prompt(turn.question.strip(), "", is_followup=i > 0)[:2]
             for piece in (*before, (tail, True), (turn.answer.strip(), False)):
                 ids += self._encode_text(*piece)
         return ids
 
     def encode_question(
-        self, text: str, answer_prefix: str = "", is_followup: bool = False
+        self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
-        """Returns the token ids of the prompt between the document and the answer, or with
-        `is_followup` between the last earlier answer and the new answer.
+        """Returns the token ids of the question's prompt, after the document or an earlier answer.
 
         Args:
             answer_prefix: the first words of the answer, which the model continues.
+            is_followup: whether the question follows an earlier answer, not the document.
 
         Raises UsageError: the question is empty, or not UTF-8."""
-        check_question(text)
-        pieces = self._split_question(text, answer_prefix, is_followup)
+        validate_question(question)
+        pieces = self._split_prompt(question, answer_prefix, is_followup)
         return [token for piece in pieces for token in self._encode_text(*piece)]
 
 
-def _split_spaces(between: str) -> tuple[str, str]:
-    """Splits the trailing spaces off a text before a question: a tokenizer joins such a space to
-    the first word of the question."""
-    text = between.rstrip(" ")
-    return text, between[len(text) :]
+def _split_end_spaces(text: str) -> tuple[str, str]:
+    """Splits a text into the text without trailing spaces, and the trailing spaces."""
+    stripped = text.rstrip(" ")
+    return stripped, text[len(stripped) :]
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,8 @@ class EncodedQuestion:
     """The token ids of a question and of earlier questions and answers, without the documents.
 
     Args:
-        before: ids of the earlier turns. ids: ids of the question's turn, up to the answer.
+        before: token ids of the earlier questions and answers.
+        ids: token ids of the prompt from the question to the answer.
         span: absolute positions [first, last) of the question's text.
         answer_prefix: the number of tokens at the end of `ids` that begin the answer.
         start: the number of cached tokens before `before`."""
@@ -198,36 +198,38 @@ class EncodedQuestion:
     answer_prefix: int = 0
     start: int = 0
 
-    @property
-    def ids_before_answer(self) -> list[int]:
-        """The token ids of the question without the first words of the answer."""
+    def drop_answer_prefix(self) -> list[int]:
+        """Returns the question's token ids without the answer prefix at their end."""
         return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
     def encode(
-        cls, prompt: PromptEncoder, question: str, prime: str, history: Sequence[Turn], start: int
-    ) -> EncodedQuestion:
-        """Encodes a question after `start` cached tokens. Raises UsageError: it has no text."""
+        cls, prompt: PromptEncoder, question: str, answer_prefix: str, history: Sequence[Turn],
+        cached_tokens: int,
+    ) -> EncodedQuestion:  # fmt: skip
+        """Encodes a question and earlier turns, after `cached_tokens` tokens of the KV cache.
+        Raises UsageError: the question is empty."""
         later = bool(history)
-        ids, before = prompt.encode_question(question, prime, later), prompt.encode_history(history)
-        first, last = (start + len(before) + at for at in prompt.find_words_range(question, later))
-        prime_ids = len(ids) - len(prompt.encode_question(question, "", later))
-        return cls(before, ids, (first, last), prime_ids, start)
+        ids = prompt.encode_question(question, answer_prefix, later)
+        before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
+        start = cached_tokens + len(before)
+        prefix_ids = len(ids) - len(prompt.encode_question(question, "", later))
+        return cls(before, ids, (start + span[0], start + span[1]), prefix_ids, cached_tokens)
 
     def find_last_chunk_start(self, chunk_size: int) -> int:
-        """Returns the position of the first token in the last chunk of the question."""
+        """Returns the absolute position of the first token of the question's last chunk."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
-    def check_length(self, window: Window, context: int, answer_tokens: int) -> None:
-        """Checks that a question with its answer fits the model's window beside the whole document,
-        or, if tokens are selected, beside the initial, selected and local tokens. Raises
-        HistoryError: the history is too long. LengthError: the question is too long."""
+    def check_fits_context(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
+        """Checks that question and answer fit the model's context together with the document, or,
+        if tokens are selected, with the initial, selected and local tokens. Raises HistoryError:
+        the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
-            room, what = context - self.start, "the whole document"
+            room, what = context_tokens - self.start, "the whole document"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending
-            room, what = context - seen, "the selected tokens"
+            room, what = context_tokens - seen, "the selected tokens"
         else:
             return
         if asked <= room:

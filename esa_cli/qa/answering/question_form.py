@@ -1,5 +1,5 @@
-"""Recognises questions that ask for more than a quotation, or that refer to the previous question
-or answer."""
+"""Recognises questions that ask for more than a quotation, or that refer to an earlier question or
+its answer."""
 
 from __future__ import annotations
 
@@ -71,29 +71,29 @@ DUMMIES = re.compile(
 """Matches pronouns that have only a grammatical function, and refer to no earlier turn."""
 
 
-def check_question(question: str) -> None:
+def validate_question(question: str) -> None:
     """Raises UsageError if a question is empty, or not UTF-8."""
     if not question.strip():
         raise UsageError(
             "the question must not be empty", 'ask for example: esa ask book.txt "Who is Ahab?"'
         )
     if has_lone_surrogate(question):
-        raise UsageError("the question must be UTF-8", "use a terminal that sends UTF-8")
+        raise UsageError("the question must be UTF-8", "ask in a terminal whose encoding is UTF-8")
 
 
 def wants_free_text(question: str) -> bool:
-    """Whether a question is worded as a request for more than one quotation from the text."""
+    """Whether a question asks for more than a quotation, such as a summary or a list."""
     return bool(FREE.match(question))
 
 
 def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
-    """Returns the last earlier question that has an answer, or None."""
+    """Returns the last earlier question that has an answer, with the answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 
 
-def complete_question(question: str, history: Sequence[Turn]) -> str:
-    """Puts the previous question before an elliptic question, such as `By whom`."""
+def expand_ellipsis(question: str, history: Sequence[Turn]) -> str:
+    """Puts the previous question before an elliptic question, such as `By whom?`."""
     before = _find_last_answered_turn(history)
     if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
@@ -101,9 +101,8 @@ def complete_question(question: str, history: Sequence[Turn]) -> str:
     return f"{last} {question}" if len(last) <= LONGEST else question
 
 
-def find_referenced_text(question: str, history: Sequence[Turn]) -> str:
-    """Returns the previous question and answer if a question such as `And where did he live?`
-    refers to them, else an empty string."""
+def find_referenced_turn(question: str, history: Sequence[Turn]) -> str:
+    """Returns the previous question and answer as text if a question refers to them, else ""."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
     last = _find_last_answered_turn(history)
     if last is None or not refers:

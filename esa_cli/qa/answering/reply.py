@@ -1,4 +1,4 @@
-"""Answers and their evidence, as plain data types that do not import torch."""
+"""Data types of answers and of the evidence for an answer; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotation:
-    """The place of a quoted answer: characters [start, end) of the document with a name."""
+    """The place of a quoted answer: characters [start, end) of the document named `document`."""
 
     document: str
     start: int
@@ -38,7 +38,7 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The spans of a document that are shaded because the answer rests on their characters."""
+    """The spans of a document that are shaded to show on which text the answer rests."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
@@ -54,20 +54,20 @@ _NOT_TOLD = re.compile(
 )
 
 
-def says_nothing_found(text: str) -> bool:
-    """Whether an answer says that nothing was found, in the words of `NOT_TOLD` or in the words of
-    other models and of older versions of esa."""
-    return bool(_NOT_TOLD.match(text))
+def says_nothing_found(answer: str) -> bool:
+    """Whether an answer says that nothing was found, in the words of esa or of another model."""
+    return bool(_NOT_TOLD.match(answer))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to a question, with the passages that are evidence, and with timing.
+    """An answer to a question, with the passages that are its evidence, and with durations.
 
     Args:
         evidence: passages, heaviest first. found: False if no passage has enough weight, so that
             the documents may not contain the answer.
-        first_token_s, total_s: seconds after asking. cut: the answer reached its maximum length.
+        first_token_s, total_s: seconds from the question to the first token, and to the end.
+        cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some."""
@@ -86,7 +86,7 @@ class Reply:
 
     @property
     def doubtful(self) -> bool:
-        """Whether no answer was found, although the text of the reply does not say that."""
+        """Whether no answer was found, although the reply's text does not say "nothing found"."""
         return not self.found and not says_nothing_found(self.text)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +108,6 @@ class Reply:
 
 
 def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
-    """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
+    """Describes the parts of documents whose text could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -1,6 +1,6 @@
 """A session prefills a document once, and answers questions by attention to the KV cache.
 
-The tokens of a question stay in the cache, after the document's, until the answer is complete.
+A question's tokens follow the document's in the KV cache until the answer is complete.
 """
 
 from __future__ import annotations
@@ -42,66 +42,65 @@ INCOMPLETE = "\ufffd"
 """The character to which a tokenizer decodes a token that is part of a character."""
 
 
-def decode_token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Decodes each token id to text. If several tokens encode one character, the first token gets
-    the whole character, and the other tokens get empty texts."""
+def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    """Returns each token's text; of several tokens that encode one character together, the first
+    token gets the whole character, and the others get empty texts."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
-    def decode_ids(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode([*before, *token_ids], clean_up_tokenization_spaces=False))
+    def decode_token_ids(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False))
 
-    taken = len(decode_ids([]))
-    known = {token: decode_ids([token])[taken:] for token in set(ids)}
-    pieces = [known[token] for token in ids]
+    taken = len(decode_token_ids([]))
+    known = {token: decode_token_ids([token])[taken:] for token in set(token_ids)}
+    pieces = [known[token] for token in token_ids]
     at = 0
-    while at < len(ids):
+    while at < len(token_ids):
         end = at + 1
         if INCOMPLETE in pieces[at]:
-            while end < len(ids) and INCOMPLETE in pieces[end]:
+            while end < len(token_ids) and INCOMPLETE in pieces[end]:
                 end += 1
-            pieces[at:end] = [decode_ids(ids[at:end])[taken:], *[""] * (end - at - 1)]
+            pieces[at:end] = [decode_token_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
         at = end
     return pieces
 
 
 class CachedDocumentText:
-    """The text of the documents in a session's KV cache, and data that scores compute from it."""
+    """The text of the documents in the KV cache, with data that a score computes from the text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
         self._make_pieces: Callable[[], list[str]] = list
         self._kept: dict[Hashable, Any] = {}
 
-    def make_turn_text(self, ids: Sequence[int], question: str) -> QuestionAndText:
-        """Returns a question with the text of document tokens `ids`, for scores by words."""
-        if len(ids) != self._tokens:
-            self._tokens, self._kept = len(ids), {}
-            self._make_pieces = cache(lambda: decode_token_pieces(self._tokenizer, ids))
+    def join_question(self, document_ids: Sequence[int], question: str) -> QuestionAndText:
+        """Returns a question together with the document's text, for scores that compare words."""
+        if len(document_ids) != self._tokens:
+            self._tokens, self._kept = len(document_ids), {}
+            self._make_pieces = cache(lambda: decode_each_token(self._tokenizer, document_ids))
         return QuestionAndText(question, self._make_pieces, self._kept)
 
 
 def prefill_tokens(
-    model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0,
+    model: Any, token_ids: Sequence[int], cache: EsaCache, start_token: int = 0,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
-    """Prefills the token ids from number `start` into a KV cache, `FEED` at a time; `progress` is
-    called after each piece. Layers that share keys and values of an earlier layer compute only the
-    last token of a piece, if the model allows this."""
-    for at in range(start, len(ids), FEED):
-        piece = list(ids[at : at + FEED])
+    """Prefills tokens into a KV cache, from number `start_token` on, `FEED` tokens at a time."""
+    for at in range(start_token, len(token_ids), FEED):
+        piece = list(token_ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
             cache.store_state_snapshot()
         tokens = torch.tensor([piece], device=model.device)
+        # Layers that share keys and values of an earlier layer compute only the last token.
         model.base_model(
             input_ids=tokens, past_key_values=cache, **get_last_token_only_options(model.config)
         )
         if progress:
-            progress(at + len(piece), len(ids))
+            progress(at + len(piece), len(token_ids))
 
 
 class Session:
-    """Prefills documents and answers questions with a model whose attention a method replaces.
+    """Prefills documents and answers questions with a model whose attention is replaced.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
@@ -130,14 +129,14 @@ class Session:
         self._opened: list[PrefilledDocument] = []
 
     def empty_cache(self) -> None:
-        """Empties the cache and frees its memory."""
+        """Empties the KV cache, and frees its memory."""
         self.cache.free_temporary_copies()
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:
-        """Returns the cached document, which any session of the same model can open."""
+        """Returns the document in the KV cache, which any session of the same model can open."""
         memories = self.cache.layer_kv_caches
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.compute_reduced_keys(),
@@ -151,7 +150,7 @@ class Session:
         return [one.projection for one in self.cache.layer_kv_caches]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Replaces the cached documents by the concatenation of `documents`.
+        """Replaces the documents in the KV cache by the concatenation of `documents`.
 
         Raises UsageError: there is no document, or there are several and the model keeps a state.
         PresetError: a document was prefilled without the reduced keys that the method needs."""
@@ -175,7 +174,7 @@ class Session:
 
     @property
     def document_tokens(self) -> int:
-        """The number of cached tokens, including the prompt before the document."""
+        """The number of tokens in the KV cache, including the prompt before the document."""
         return len(self._ids)
 
     @torch.inference_mode()
@@ -185,7 +184,7 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Prefills a document after emptying the cache; `resume` continues after an interruption.
+        """Empties the KV cache and prefills a document; `resume` continues after an interruption.
 
         Args:
             progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
@@ -194,27 +193,28 @@ class Session:
 
     def plan_prefill(
         self,
-        ids: list[int],
+        token_ids: list[int],
         prefilled: PrefilledDocument | None = None,
         method: Method | None = None,
-        reserve: int = RESERVE,
+        reserved_tokens: int = RESERVE,
     ) -> None:
-        """Sets the token ids of a document, which a call of `resume` will prefill.
+        """Empties the KV cache, and sets the token ids that the next call of `resume` will prefill.
 
         Args:
-            prefilled: a part of them that the same method prefilled; its stores are continued.
-            reserve: tokens of room after them; 0 if the document is opened later.
+            prefilled: the first of these tokens, prefilled by the same method; will be extended.
+            reserved_tokens: room for a question and answer; 0 if the document is opened later.
 
         Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.empty_cache()
         self._read_by = method or self.method
-        self._todo, self._head = ids, len(self.prompt.encode_prompt_start())
+        self._todo, self._head = token_ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
             refuse_disk_cache_outside_library(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.puts_cache_on_host(len(ids)))
-            self.cache.set_expected_token_count(len(ids) + reserve)
+            on_host = self.placement.puts_cache_on_host(len(token_ids))
+            self.cache = self.attachment.new_cache(on_host)
+            self.cache.set_expected_token_count(len(token_ids) + reserved_tokens)
         else:
-            self._ids = ids[: len(prefilled.ids)]
+            self._ids = token_ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None
             states = prefilled.states, prefilled.recurrent
             self.cache.use_filled_kv_stores(prefilled.stores, projections, *states)
@@ -223,23 +223,22 @@ class Session:
     def resume(
         self,
         progress: Callable[[int, int], None] | None = None,
-        after_feed: Callable[[int], None] | None = None,
+        on_cached_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the token ids that are not cached yet. `after_feed` is called with the number of
-        cached tokens after each forward call."""
+        """Prefills the tokens given to `plan_prefill`, except those that are already cached."""
         ids, done = self._todo, len(self._ids)
 
-        def record_progress(tokens: int, total: int) -> None:
-            self._ids.extend(ids[len(self._ids) : tokens])
-            if after_feed:
-                after_feed(tokens)
+        def record_prefilled_tokens(prefilled_tokens: int, all_tokens: int) -> None:
+            self._ids.extend(ids[len(self._ids) : prefilled_tokens])
+            if on_cached_tokens:
+                on_cached_tokens(prefilled_tokens)
             if progress:
-                progress(tokens, total)
+                progress(prefilled_tokens, all_tokens)
 
         self.cache.begin_query(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
-            prefill_tokens(self.model, ids, self.cache, done, record_progress)
+            prefill_tokens(self.model, ids, self.cache, done, record_prefilled_tokens)
             self.cache.compute_reduced_keys()
         finally:
             self.cache.truncate(len(self._ids))
@@ -252,7 +251,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Restores the original attention of the model."""
+        """Restores the model's original attention, which the method has replaced."""
         self.attachment.detach()
 
     def use_preset(self, preset: Preset | ResolvedPreset) -> None:
@@ -285,7 +284,7 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Reply:
-        """Answers one question, and restores the cache afterwards, even after an interruption.
+        """Answers one question; the KV cache is the same afterwards, even after an interruption.
 
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
@@ -298,30 +297,30 @@ class Session:
                 out of range. LengthError, HistoryError: the question, or its history, is too long.
             PresetError: the method scores by another compressor than that of the prefill."""
         if not self._ids:
-            raise UsageError("no document is prefilled", "call read(text) first")
+            raise UsageError("no document is prefilled", "call session.read(text) first")
         if len(self._ids) < len(self._todo):
             raise UsageError(
                 f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled",
-                "call resume() to prefill the rest",
+                "call session.resume() to prefill the rest of the document",
             )
         check_same_compressor(self._read_by, self.method)
         tokens, heat, nucleus = choose_sampling_options(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
-        asked.check_length(self.method.window, self.preset.context, tokens)
+        asked.check_fits_context(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = AnswerStreamer(self.tokenizer, on_text)
-        text = self.text.make_turn_text(self._ids, question)
+        text = self.text.join_question(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)
         self.cache.begin_query(query, self.method)
         try:
-            self._feed_tokens(asked.before)
+            self._run_model_on_tokens(asked.before)
             query.question = asked.span
-            query.answer_start = length + len(asked.before) + len(asked.ids_before_answer)
-            self._survey_question(asked, query)
+            query.answer_start = length + len(asked.before) + len(asked.drop_answer_prefix())
+            self._run_survey_pass(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed,
@@ -343,34 +342,34 @@ class Session:
         self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
     ) -> None:  # fmt: skip
-        """Checks that a question fits the model's window. Raises UsageError: the question is empty.
-        LengthError: the question does not fit."""
+        """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
         answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)
-        asked.check_length(self.method.window, self.preset.context, answer)
+        asked.check_fits_context(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and of earlier questions and answers."""
+        """Counts the tokens of a question, including earlier questions and answers."""
         asked = EncodedQuestion.encode(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
-    def _feed_tokens(self, ids: list[int]) -> None:
-        """Runs token ids through the model in one forward call, which adds them to the KV cache."""
-        if ids:
-            batch = torch.tensor([ids], device=self.model.device)
+    def _run_model_on_tokens(self, token_ids: list[int]) -> None:
+        """Adds tokens to the KV cache by one forward call of the model."""
+        if token_ids:
+            batch = torch.tensor([token_ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
-    def _survey_question(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """Runs the question once, if the selector needs the scores of all layers before it selects,
-        and removes the question from the KV cache."""
+    def _run_survey_pass(self, question: EncodedQuestion, query: QueryState) -> None:
+        """Runs the model on the question, only to compute the scores of all layers, if the selector
+        needs these scores before the first layer selects tokens."""
         length, method = self.cache.get_seq_length(), self.method
-        if asked.find_last_chunk_start(method.window.chunk) <= method.window.full_attention_limit:
-            return  # full attention: nothing is selected
+        chunk, limit = method.window.chunk, method.window.full_attention_limit
+        if question.find_last_chunk_start(chunk) <= limit:  # full attention: nothing is selected
+            return
         if not method.selector.surveys:
             return
         query.surveying = True
         with suppress(SurveyPassComplete):
-            self._feed_tokens(asked.ids_before_answer)
+            self._run_model_on_tokens(question.drop_answer_prefix())
         self.cache.truncate(length)
         with report_plugin_errors(vars(method)):
             query.selector = method.selector.after_survey(query.selector)

@@ -1,1 +1,1 @@
-"""Finds passages that may answer a question: windows of sentences, ranked by words and meaning."""
+"""Finds passages of documents that may answer a question, by BM25 and by late interaction."""

@@ -1,8 +1,8 @@
-"""The finder encodes the tokens of documents and questions for late interaction.
+"""A finder encodes the tokens of documents and questions for late interaction (as in ColBERT).
 
-The reduced key of a document token is a low-rank projection of its hidden state after a middle
-layer of the model, as in Equation 6. Question tokens have another projection, as in Equation 5, and
-weights. `benchmarks/training/train_finder.py` trains projections and a LoRA adapter.
+A document token's reduced key is a low-rank projection of the token's hidden state after a middle
+layer (Equation 6 of the ESA paper); a question token has a reduced query from another projection
+(Equation 5) and a weight. `benchmarks/training/train_finder.py` trains finders.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ TILE = 4096
 
 
 class Finder(Protocol):
-    """Computes reduced keys of document tokens and reduced queries of questions, independently of
-    the model that writes the answer."""
+    """Computes reduced keys of document tokens and reduced queries of question tokens, which do not
+    depend on the model that writes the answer."""
 
     @property
     def layout(self) -> Layout:
-        """The layout of the token index as the library stores it."""
+        """The layout of a token index's files in the library."""
 
     @property
     def digest(self) -> str:
-        """A SHA-256 digest of the weights and sizes that determine reduced keys of documents."""
+        """The SHA-256 digest of all weights that determine the reduced keys of documents."""
 
     def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
         """Returns the reduced keys (last - first, R) of the document tokens [first, last), as
         float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns reduced queries (B, M, R) of unit length for the M tokens of B questions, and
-        token weights (B, M) that sum to 1; padding has weight 0."""
+        """Returns the reduced queries (B, M, R) of the M tokens of B questions, scaled to unit
+        length, and the tokens' weights (B, M), whose sum is 1; padding has weight 0."""
 
 
 def make_index_layout(dim: int) -> Layout:
-    """Returns the storage layout of a token index, whose reduced keys have dimension `dim`."""
+    """Returns the file layout of a token index whose reduced keys have dimension `dim`."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the dimension of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
 
 
 class ReducedKeys:
-    """The reduced keys (N, R) of a document's tokens, stored as uint8 records (N, row_bytes)."""
+    """The reduced keys (N, R) of a document's N tokens, quantised to uint8 (N, row_bytes)."""
 
     def __init__(self, records: Tensor, layout: Layout) -> None:
         assert records.shape[1] == layout.row_bytes, "records must have the bytes of the layout"
@@ -79,34 +79,34 @@ class ReducedKeys:
 
     @classmethod
     def encode(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Encodes reduced keys (n, R) as bytes, which rounds numbers to the layout's format."""
+        """Quantises the reduced keys (n, R) of n tokens to the number format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
     @classmethod
     def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Allocates memory for the reduced keys of `tokens` tokens, without initial values."""
+        """Allocates uninitialised memory for the reduced keys of `tokens` tokens."""
         return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of tokens N, and the dimension R of a reduced key."""
+        """The shape (N, R): the number of tokens and the dimension of a reduced key."""
         return self.records.shape[0], self.layout.width
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes in memory that all reduced keys take."""
+        """The number of bytes of memory that the reduced keys take."""
         return self.records.nbytes
 
     def decode_keys(self, start: int, stop: int) -> Tensor:
-        """Decodes the keys (stop - start, R) of the tokens [start, stop) to float32."""
+        """Returns the reduced keys (stop - start, R) of the tokens [start, stop) as float32."""
         return decode_records(self.records[start:stop], self.layout)
 
 
 def compute_window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
-    """Returns the largest products (W, M) of queries (M, R) with keys (N, R) in W windows of tokens
-    [first, last). The products are float32, and -1 for windows without tokens."""
+    """Returns, for W token ranges [first, last) and M queries (M, R), the largest product (W, M) of
+    the query with a key (N, R) of the range, as float32; -1 for ranges without tokens."""
     first, last = first.contiguous(), last.contiguous()
     empty = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
     bounds = torch.unique(torch.cat((first, last)))
@@ -124,8 +124,8 @@ def compute_window_products(
 def _compute_products_between_bounds(
     queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
 ) -> Tensor:
-    """Returns the largest products (B - 1, M) of M queries with the keys of tokens between each
-    two neighbours of B ascending token numbers."""
+    """Returns the largest product (B - 1, M) of each of M queries with the keys of the tokens
+    between each two adjacent numbers of B ascending token numbers."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -146,7 +146,8 @@ def _compute_products_between_bounds(
 
 
 def pool_window_products(products: Tensor, neighbours: int) -> Tensor:
-    """Returns the maximum of products (W, M) over `neighbours` windows on each side of a window."""
+    """Returns products (W, M) of W windows, each replaced by the maximum over the window and
+    `neighbours` windows on each side."""
     if not products.shape[0]:
         return products
     size, columns = 2 * neighbours + 1, products.T[:, None]
@@ -161,12 +162,12 @@ HINT = "use --set answer.finder=null"
 
 
 class TokenEncoder:
-    """A finder that runs the first layers of a model with an adapter, and projects hidden states.
+    """A finder that projects hidden states after the first layers of a model with a LoRA adapter.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
             (1,), the logarithm of the factor of scores in training.
-        layers: the number of layers that run. prompt: the template for a question.
+        layers: the number of first layers that run. prompt: the template for a question.
         fixed: whether model and adapter are no longer trained, so that fused weights are cached.
 
     Raises ModelError: the projections are of another model."""
@@ -189,7 +190,7 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Loads a token encoder from a folder. Raises ModelError: a file is damaged."""
+        """Loads projections and adapter from a folder. Raises ModelError: a file is damaged."""
         with convert_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -226,9 +227,9 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as `Finder.encode_questions` describes; gradients are recorded."""
-        sequences = [self._encode_question(text) for text in texts]
-        fused = self._fuse_weights() if self._fixed and not torch.is_grad_enabled() else None
+        """Encodes questions as described in `Finder.encode_questions`, and records gradients."""
+        sequences = [self._tokenise_question(text) for text in texts]
+        fused = self._fuse_layers() if self._fixed and not torch.is_grad_enabled() else None
         states, lengths = self._compute_hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
@@ -238,15 +239,15 @@ class TokenEncoder:
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
     def encode_token_sequences(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns reduced keys (B, T, R) of B token sequences, zero-padded, with gradients."""
+        """Returns the reduced keys (B, T, R) of B zero-padded token sequences, with gradients."""
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Encodes tokens as `Finder.encode_document` describes, each segment together with
-        `CONTEXT_TOKENS` tokens before the segment."""
+        """Encodes tokens as described in `Finder.encode_document`; the model reads each segment
+        together with the `CONTEXT_TOKENS` tokens before the segment."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
-        pieces, fused = list[Tensor](), self._fuse_weights()
+        pieces, fused = list[Tensor](), self._fuse_layers()
         for group in iterate_groups(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
@@ -257,7 +258,7 @@ class TokenEncoder:
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
-    def _encode_question(self, question: str) -> list[int]:
+    def _tokenise_question(self, question: str) -> list[int]:
         text = self.prompt.replace("{question}", question)
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
@@ -265,8 +266,8 @@ class TokenEncoder:
     def _project_states(self, states: Tensor, map_name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[map_name], dim=-1)
 
-    def _fuse_weights(self) -> FusedForward | None:
-        """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
+    def _fuse_layers(self) -> FusedForward | None:
+        """Fuses the adapter into the weights of the first layers; None if this is impossible."""
         if self._fused_layers is not None or not can_fuse_model(self.model):
             return self._fused_layers
         fused = FusedForward(self.model, self.layers, self.adapter)
@@ -276,7 +277,7 @@ class TokenEncoder:
     def _compute_hidden_states(
         self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns zero-padded hidden states (B, T, H) of B token sequences, and lengths (B,)."""
+        """Returns the zero-padded hidden states (B, T, H) and the lengths (B,) of B sequences."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
         width = int(lengths.max())
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
@@ -302,19 +303,19 @@ class FinderSizes(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The layout of a stored token index."""
+        """The layout of a token index's files in the library."""
         return make_index_layout(self.dim)
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the finder that answer settings name, or returns None if they name no finder."""
+    """Loads the finder that the settings of a preset name, or returns None if none is named."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(find_finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def read_finder_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of the preset's finder, if it has one. Raises PresetError, ModelError."""
+    """Reads the sizes of a preset's finder, if there is one. Raises PresetError, ModelError."""
     settings = preset.answer
     if settings.needs_kv_cache or settings.finder is None:
         return None

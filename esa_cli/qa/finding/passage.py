@@ -1,4 +1,4 @@
-"""A passage of a document, which the finder finds, the reader reads, and an answer cites."""
+"""A passage of a document, which a finder finds, a reader model reads, and an answer cites."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passage:
-    """Characters [start, end) of a document, with page, line, chapter, and scores of the passage.
+    """Characters [start, end) of a document, with the passage's page, line, chapter and scores.
 
     Args:
-        document: the name of the document. source: its path. page, line: from 1.
-        score: of finding, in standard deviations above the mean of all windows; after reading,
-            these times the prior plus the log-odds.
+        document, source: the document's name and path. page, line: of the beginning, from 1.
+        score: in a search, standard deviations above the mean score of all passages; after reading,
+            `log_odds` plus the product of `prior` and the search score.
         weight: the share of all attention, or of the scores of all passages, of an answer.
-        log_odds: of the passage containing the answer; None if the reader has not read it.
-        quote: character offsets into the document of its most probable answer."""
+        log_odds: the log-odds that the passage contains the answer; None if no reader read it.
+        quote: characters [start, end) of the document that answer best."""
 
     document: str
     source: str
@@ -35,20 +35,20 @@ class Passage:
     quote: tuple[int, int] | None = None
 
     @classmethod
-    def cut_from(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
-        """Cuts characters [start, end) out of a document as a passage, with further `fields`."""
+    def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
+        """Returns characters [start, end) of a document as a passage, with `other_fields` set."""
         at = document.place(start)
         return cls(
             document.name, document.source, at.page, at.line, at.chapter, start, end,
-            document.text[start:end], **fields,
+            document.text[start:end], **other_fields,
         )  # fmt: skip
 
     def as_found(self) -> dict[str, Any]:
-        """Returns the JSON fields of a passage in a search result."""
+        """Returns the JSON fields of a passage that a search has found."""
         names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
         return {name: getattr(self, name) for name in names} | {"score": round(self.score, 3)}
 
     def as_evidence(self) -> dict[str, Any]:
-        """Returns the JSON fields of a passage that is evidence of an answer."""
+        """Returns the JSON fields of a passage on which an answer rests."""
         names = ("document", "page", "line", "chapter", "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}

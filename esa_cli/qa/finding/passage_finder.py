@@ -1,9 +1,8 @@
-"""Indexed documents (books), and the search for passages that may answer a question.
+"""Documents that can be asked about (books), and the search for passages that answer questions.
 
-A book is a document with tokens, and with what a model has computed from them. A sentence window
-of a book scores by BM25 in standard deviations, and if the book has a token index, by late
-interaction with a larger weight. The development questions of benchmarks/book_questions chose the
-constants.
+A passage is a window of sentences, whose score is the sum of BM25 in standard deviations and, if
+the document has a token index, late interaction with a larger weight. The weights and limits were
+chosen by the development questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
-    capitals_mean_names,
-    find_unmentioned_share,
-    make_sentence_words,
+    capitals_indicate_names,
+    list_sentence_words,
+    rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
@@ -61,7 +60,7 @@ ABOVE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document with token ids, and with the characters [start, end) of each token."""
+    """A document with its token ids and the characters [start, end) of each token."""
 
     document: Document
     ids: Sequence[int]
@@ -79,11 +78,11 @@ class Book:
     """A document that questions can be asked about.
 
     Args:
-        prefilled: its KV cache, for answers. index: its reduced keys (n, R), for finding.
-        spans: (n, 2) characters [start, end) of each token of its text.
-        entry: its place in the library. words: of its sentences. Both if they are stored.
-        read_s: seconds that the model took to read the document; 0: it was stored.
-        rows: the places of its tokens among those of all books of a question."""
+        prefilled: the KV cache, for answers. index: the tokens' reduced keys (n, R), for a search.
+        spans: (n, 2) characters [start, end) of each token of the text.
+        entry: the document's library entry, if stored. words: the stored table of words, if any.
+        read_s: seconds that the model took to read the document; 0 if it was stored before.
+        rows: the positions of the document's tokens among those of all documents of a question."""
 
     document: Document
     prefilled: PrefilledDocument | None
@@ -96,17 +95,17 @@ class Book:
 
     @property
     def read(self) -> bool:
-        """Whether the document has a KV cache or a token index."""
+        """Whether a model has read the document, so that there is a KV cache or a token index."""
         return self.prefilled is not None or self.index is not None
 
     @property
     def tokens(self) -> int:
-        """The number of document tokens; with a KV cache, the prompt before it is included."""
+        """The number of the document's tokens, with a KV cache also of the prompt before them."""
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
-def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
-    """Returns the documents, without documents whose text an earlier document has, too."""
+def drop_duplicate_books(books: Sequence[Book]) -> list[Book]:
+    """Returns the documents without those whose text is the text of an earlier document."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
@@ -114,8 +113,8 @@ def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
-    """Returns the documents of a question with unique names, and with the range of each document's
-    tokens among the tokens of all documents."""
+    """Gives each document of a question a unique name, and the range of its tokens among the tokens
+    of all these documents."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = locate_document_texts(prefilled)
@@ -139,7 +138,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
 
 
 class ReducedQueries(NamedTuple):
-    """Reduced queries (M, R) of a question, their weights (M,), and the weight of BM25."""
+    """A question's reduced queries (M, R) and their weights (M,), and the weight of BM25 scores."""
 
     queries: Tensor
     weights: Tensor
@@ -147,12 +146,13 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all sentence windows for one question, as tensors with one number per window.
+    """Scores of all sentence windows for a question: tensors with one number for each window.
 
     Args:
-        total: ranks the windows. words: BM25 alone, in standard deviations.
+        total: the score that ranks the windows.
+        words: BM25 alone, in standard deviations.
         fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
-        read: whether a document has a token index."""
+        read: whether any document has a token index."""
 
     total: Tensor
     words: Tensor
@@ -161,14 +161,14 @@ class WindowScores(NamedTuple):
 
 
 class PassageFinder:
-    """Finds the passages of indexed documents that are likely to answer a question."""
+    """Finds passages of documents by BM25, and by late interaction where there is a token index."""
 
     def __init__(self, books: Sequence[Book]) -> None:
         self.documents = [book.document for book in books]
         self.keys = [book.index for book in books]
         texts = [document.text for document in self.documents]
         self.index = LexicalIndex(texts, [book.words for book in books])
-        self._has_names = capitals_mean_names(texts)
+        self._has_names = capitals_indicate_names(texts)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
         # Of each book with a token index: its windows, their tokens [first, last), and its keys.
@@ -178,50 +178,50 @@ class PassageFinder:
             if book.index is not None and own.numel():
                 self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
 
-    def find_unmentioned_share(
+    def rate_unmentioned_names(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
-        """Returns the largest share of words that no document has among the names in a question."""
+        """Returns the largest share of a name in the question that occurs in no document."""
         if not self._has_names:
             return 0.0
-        return find_unmentioned_share(question, self.index.has_word, is_usually_lowercase)
+        return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def find_passages(
-        self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
-    ) -> list[Passage]:
-        """Returns the best `count` windows; none overlaps a better window by half or more."""
-        scores = self.score_windows(question, earlier=earlier, reduced=reduced)
-        return self.pick_passages(scores, count)
+        self, question: str, count: int, *, earlier_text: str = "",
+        reduced: ReducedQueries | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
+        scores = self.score_windows(question, earlier_text=earlier_text, reduced=reduced)
+        return self.pick_best_passages(scores, count)
 
     def score_windows(
-        self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
+        self, question: str, *, earlier_text: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows. A window may answer if a word of the question occurs in or near the
-        window. With a token index, all windows may answer if any window has a word of the question,
-        else the windows whose late interaction reaches `FITS`.
+        """Scores all windows for a question, and judges which windows may answer because they have,
+        or are near, a word of the question or, with a token index, a similar meaning.
 
         Args:
-            earlier: text of earlier turns that the question refers to; its BM25 counts half.
-            reduced: the reduced queries of the question, for books with a token index."""
-        bm25 = self.index.compute_window_scores(question)
-        if earlier:
-            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier)
+            earlier_text: text of earlier turns that the question refers to, with half BM25 weight.
+            reduced: the question's reduced queries, for documents with a token index."""
+        bm25 = self.index.compute_bm25_scores(question)
+        if earlier_text:
+            bm25 = bm25 + 0.5 * self.index.compute_bm25_scores(earlier_text)
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
-        late, total = self.score_late_interaction(reduced), words.clone()
+        late, total = self.score_by_late_interaction(reduced), words.clone()
+        # With a token index all windows may answer, unless no word occurs and none is similar.
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.compute_bm25_share(bm25) * words
+        beside = reduced.words * self.compute_bm25_factor(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
-    def score_late_interaction(self, reduced: ReducedQueries) -> Tensor:
-        """Scores each window, and the windows around it, by late interaction.
-
-        Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
+    def score_by_late_interaction(self, reduced: ReducedQueries) -> Tensor:
+        """Returns the late interaction of all windows, alone and with each number of neighbours in
+        `AROUND`: (1 + len(AROUND), windows), NaN for documents without a token index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = compute_window_products(reduced.queries, keys, *bounds)
@@ -229,19 +229,19 @@ class PassageFinder:
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def compute_bm25_share(self, bm25: Tensor) -> float:
-        """Returns the factor of BM25's weight; it is 1 if one window has by far the best score."""
-        if not bm25.numel() or bm25.max() == bm25.min():
+    def compute_bm25_factor(self, bm25_scores: Tensor) -> float:
+        """Returns a factor for BM25's weight, which is 1 if the best window leads by far."""
+        if not bm25_scores.numel() or bm25_scores.max() == bm25_scores.min():
             return VAGUE
-        best, *others = bm25.argsort(descending=True, stable=True).tolist()
+        best, *others = bm25_scores.argsort(descending=True, stable=True).tolist()
         beside = dict(self._find_overlapping_windows(best))
         second = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
-        ratio = float(bm25[best]) / max(float(bm25[second]), 1e-9)
+        ratio = float(bm25_scores[best]) / max(float(bm25_scores[second]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
-    def pick_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows; none overlaps a better window by half or more."""
+    def pick_best_passages(self, scores: WindowScores, count: int) -> list[Passage]:
+        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
         picked, overlapping = list[int](), set[int]()
         bm25_count = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((scores.total, count - bm25_count), (scores.words, count)):
@@ -256,7 +256,7 @@ class PassageFinder:
         return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
-        """Yields the windows that overlap a window, and the overlap's share of the shorter one."""
+        """Yields the windows that overlap a window, and what share of the shorter one overlaps."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
         for others in (range(window_number, -1, -1), range(window_number + 1, len(windows))):
@@ -268,7 +268,7 @@ class PassageFinder:
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
     def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
-        """Returns window number `window_number` as a passage, with its score."""
+        """Returns a window as a passage with the window's score."""
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
@@ -276,29 +276,29 @@ class PassageFinder:
 
 
 def standardise_scores(scores: Tensor) -> Tensor:
-    """Returns scores in standard deviations above the mean of all scores; equal scores become 0."""
+    """Converts scores to standard deviations above their mean, or to 0 if all scores are equal."""
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
 
 
-def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first and the end token (W,) of each of W ranges of characters (W, 2)."""
-    spans, characters = spans.long(), characters.long()
+def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which tokens [first, last) overlap each of W ranges of characters (W, 2)."""
+    spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
     return first, last.maximum(first)
 
 
 class PassageSearch:
-    """Searches documents for passages, and caches the index of the last documents searched."""
+    """Searches documents for passages, and caches the word index of the last documents."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
     def get_passage_finder(self, books: Sequence[Book]) -> PassageFinder:
-        """Returns the passage finder for some documents, which is cached for the next question."""
+        """Returns the passage finder of the documents, which is cached for the next question."""
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
         if last is None or last.documents != documents or last.keys != keys:
@@ -306,7 +306,7 @@ class PassageSearch:
         return last
 
     def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
-        """Encodes a question for late interaction, or returns None without a token index."""
+        """Encodes a question for late interaction; None if no document has a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.encode_questions([question])
@@ -314,56 +314,56 @@ class PassageSearch:
 
     @torch.inference_mode()
     def find_passages_to_read(
-        self, question: str, books: Sequence[Book], count: int, earlier: str = ""
+        self, question: str, books: Sequence[Book], count: int, earlier_text: str = ""
     ) -> list[Passage]:
-        """Returns the best `count` passages for the reader; see `PassageFinder.score_windows`."""
-        reduced = self.encode_question(f"{earlier} {question}".strip(), books)
+        """Returns the best `count` passages, from which a reader model will answer."""
+        reduced = self.encode_question(f"{earlier_text} {question}".strip(), books)
         finder = self.get_passage_finder(books)
-        return finder.find_passages(question, count, earlier=earlier, reduced=reduced)
+        return finder.find_passages(question, count, earlier_text=earlier_text, reduced=reduced)
 
     @torch.inference_mode()
     def search_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
-        minimum: float | None = None,
+        minimum_score: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Returns the best passages that fit the question, best first.
+        """Returns the passages that may answer a question, best first.
 
         Args:
-            count: the maximum number of passages, or None. minimum: the minimum score in standard
-                deviations, by default 0, but without `count` 2, or the best score if it is lower.
+            count: the maximum number of passages, or None for all passages.
+            minimum_score: in standard deviations. The default is 0, or, if `count` is None, 2 or
+                the best score, if the best score is lower.
 
-        Raises UsageError: there is no book, or `count` is below 1."""
+        Raises UsageError: there is no document, or `count` is below 1."""
         if not books:
-            raise UsageError("there is no document to search", "name a document")
+            raise UsageError("there is no document to search", "name a document to search")
         if count is not None and count < 1:
             hint = "set count to None to get all passages"
-            raise UsageError(f"count must be at least 1, got {count}", hint)
+            raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
         finder = self.get_passage_finder(books)
         scores = finder.score_windows(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
-        found = finder.pick_passages(scores._replace(total=total), limit)
-        if minimum is None:
+        found = finder.pick_best_passages(scores._replace(total=total), limit)
+        if minimum_score is None:
             best = max((one.score for one in found), default=0.0)
-            minimum = min(ABOVE, best) if count is None else 0.0
-        fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
+            minimum_score = min(ABOVE, best) if count is None else 0.0
+        fitting = [one for one in found if one.score >= minimum_score and one.score > -torch.inf]
         return sorted(fitting, key=lambda one: -one.score)
 
 
-class WordPassages(NamedTuple):
-    """The passages that have as many words of a query as possible: `most` out of `words`."""
+class WordSearchResult(NamedTuple):
+    """The passages that have the most words of a query: `most` of the query's `words` words."""
 
     passages: list[Passage]
     most: int
     words: int
 
 
-def find_passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages that have the most words of a query, best first. Each passage has a
-    sentence that no better passage has."""
+def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
+    """Returns passages with the most words of a query, each with a matching sentence of its own."""
     if not books:
-        raise UsageError("there is no document to search", "name a document")
-    tables = [book.words or make_sentence_words(book.document.text) for book in books]
+        raise UsageError("there is no document to search", "name a document to search")
+    tables = [book.words or list_sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
@@ -374,21 +374,21 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardise_scores(index.compute_window_scores(query)), list[Passage]()
+    scores, passages = standardise_scores(index.compute_bm25_scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
             passages.append(finder.make_window_passage(at, scores))
-    return WordPassages(passages, most, len(wanted))
+    return WordSearchResult(passages, most, len(wanted))
 
 
-def _mark_sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
-    """Returns a bool table (sentences, words): whether a sentence contains a stem of a word."""
+def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
+    """Returns whether each sentence has one of the stems of each word: bool (sentences, words)."""
     numbers = {word: number for number, word in enumerate(table.vocabulary)}
     sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))
-    out = numpy.zeros((len(table.counts), len(wanted)), dtype=bool)
-    for column, stems in enumerate(wanted):
-        for stem in set(stems) & numbers.keys():
+    out = numpy.zeros((len(table.counts), len(stems)), dtype=bool)
+    for column, stems_of_word in enumerate(stems):
+        for stem in set(stems_of_word) & numbers.keys():
             out[sentences[table.ids == numbers[stem]], column] = True
     return out

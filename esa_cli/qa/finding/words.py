@@ -1,7 +1,7 @@
-"""BM25 search: cuts sentence windows, scores windows, and finds names that no document mentions.
+"""Cuts documents into windows of sentences, ranks windows by BM25, and finds unmentioned names.
 
-The BM25 scores of wider windows are added to each window's own score, because a question names
-people and places that the answer's sentences call "he" and "there". Measured: docs/results.md.
+A window's score includes the BM25 scores of wider windows around the window, because a question
+names people and places that the answer's sentences call "he" and "there" (docs/results.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 
 class TextWindow(NamedTuple):
-    """Characters [start, end) of a text, which are sentences [first, last) of the text."""
+    """A window of a text: characters [start, end), which are the sentences [first, last)."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class TextWindow(NamedTuple):
 
 
 def find_sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each sentence or line of a text, in order."""
+    """Returns the characters [start, end) of each sentence of a text, in the text's order."""
     out: list[tuple[int, int]] = []
     at = 0
     for blank_start, blank_end in [
@@ -67,15 +67,15 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def cut_sentence_windows(
-    sentence_spans: list[tuple[int, int]], word_counts: list[int], window_words: int
+    sentence_spans: list[tuple[int, int]], word_counts: list[int], words_per_window: int
 ) -> list[TextWindow]:
-    """Cuts sentences into windows of about `window_words` words, which overlap by half."""
+    """Groups sentences into half-overlapping windows of about `words_per_window` words."""
     out: list[TextWindow] = []
     first = 0
     while first < len(sentence_spans):
         last, total = first, 0
-        while last < len(sentence_spans) and total < window_words:
-            if total and total + word_counts[last] > 1.25 * window_words:
+        while last < len(sentence_spans) and total < words_per_window:
+            if total and total + word_counts[last] > 1.25 * words_per_window:
                 break
             total += word_counts[last]
             last += 1
@@ -96,14 +96,15 @@ ARRAYS = ("spans", "counts", "ids", "ends")
 
 @dataclass(frozen=True, eq=False)
 class SentenceWords:
-    """The content words (words that are no stop words) in each of the S sentences of a text.
+    """A table of the content words (not stop words) in each of the S sentences of a text.
 
     Args:
         spans: (S, 2) int32, characters [start, end) of the sentences.
         counts: (S,) int32, words of each sentence, stop words included.
         ids: (n,) int32, content words in the order of the text.
         ends: (S + 1,) int64; sentence s has the content words [ends[s], ends[s + 1]).
-        vocabulary: the stem of each id. language: see `detect_language`."""
+        vocabulary: the stem that each id stands for.
+        language: the language of the stop words and stems; see `detect_language`."""
 
     spans: Any
     counts: Any
@@ -112,15 +113,15 @@ class SentenceWords:
     vocabulary: Sequence[str]
     language: str
 
-    def cut_windows(self, window_words: int) -> list[TextWindow]:
-        """Cuts the text into windows of about `window_words` words."""
+    def cut_windows(self, words_per_window: int) -> list[TextWindow]:
+        """Groups the text's sentences into windows of about `words_per_window` words."""
         spans = list(map(tuple, self.spans.tolist()))
-        return cut_sentence_windows(spans, self.counts.tolist(), window_words)
+        return cut_sentence_windows(spans, self.counts.tolist(), words_per_window)
 
     def serialise_table(self) -> bytes:
-        """Returns the sentences and words as bytes, which `parse_table` reads again."""
+        """Returns the table of sentences and words as bytes, which `parse_table` reads."""
         texts = {
-            "version": _compute_table_version(),
+            "version": _digest_word_cutting_rules(),
             "vocabulary": "\n".join(self.vocabulary),
             "language": self.language,
         }
@@ -132,10 +133,10 @@ class SentenceWords:
 
     @classmethod
     def parse_table(cls, data: bytes) -> SentenceWords | None:
-        """Reads a stored table; returns None if this version of esa cuts texts differently."""
+        """Reads a stored table of words; None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _compute_table_version():
+            if tensors["version"].tobytes().decode() != _digest_word_cutting_rules():
                 return None
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             language = tensors["language"].tobytes().decode()
@@ -146,7 +147,7 @@ class SentenceWords:
 
 
 @cache
-def _compute_table_version() -> str:
+def _digest_word_cutting_rules() -> str:
     """Returns a digest of the code and data that determine how texts are cut into words."""
     digest = hashlib.sha256(
         f"{unicodedata.unidata_version} {compute_digest_of_word_rules()}".encode()
@@ -157,8 +158,8 @@ def _compute_table_version() -> str:
 
 
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
-def make_sentence_words(text: str) -> SentenceWords:
-    """Returns the table of the sentences of a text and their content words."""
+def list_sentence_words(text: str) -> SentenceWords:
+    """Returns the table of a text's sentences and of the content words in each sentence."""
     spans, language = find_sentence_spans(text), detect_language(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
@@ -176,13 +177,13 @@ def make_sentence_words(text: str) -> SentenceWords:
 
 
 class LexicalIndex:
-    """Ranks windows of documents with BM25; `windows[i]` is in document number `documents[i]`."""
+    """Scores windows of documents by BM25; `windows[i]` is in document number `documents[i]`."""
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
     ) -> None:
         known = words or [None] * len(texts)
-        tables = [one or make_sentence_words(text) for one, text in zip(known, texts, strict=True)]
+        tables = [one or list_sentence_words(text) for one, text in zip(known, texts, strict=True)]
         self._languages = dict.fromkeys(table.language for table in tables)
         self._vocabulary: dict[str, int] = {}
         for stem in chain.from_iterable(table.vocabulary for table in tables):
@@ -201,7 +202,7 @@ class LexicalIndex:
     def _build_bm25_index(
         self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
-        """Builds the BM25 index of the windows of all documents."""
+        """Builds a BM25 index of the given windows of all documents."""
         texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
         for table, cut in zip(tables, windows, strict=True):
             numbers = [self._vocabulary[stem] for stem in table.vocabulary]
@@ -214,19 +215,19 @@ class LexicalIndex:
         return len(self.windows)
 
     def has_word(self, word: str) -> bool:
-        """Whether any indexed document contains a form of a word, such as the plural."""
-        return bool(self._find_word_numbers(word))
+        """Whether any document contains a word in any form, such as singular or plural."""
+        return bool(self._find_vocabulary_numbers(word))
 
-    def _find_word_numbers(self, question: str) -> list[int]:
-        """Returns the vocabulary numbers of the question's words that occur in the documents."""
+    def _find_vocabulary_numbers(self, question: str) -> list[int]:
+        """Returns the vocabulary numbers of those words of a question that occur in documents."""
         words = find_question_words(question, self._languages)
         return [
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
 
-    def compute_window_scores(self, question: str) -> Tensor:
-        """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
-        numbers = self._find_word_numbers(question)
+    def compute_bm25_scores(self, question: str) -> Tensor:
+        """Returns each window's BM25 score for a question, as float32; 0 if no word matches."""
+        numbers = self._find_vocabulary_numbers(question)
         total = self._own.compute_scores(numbers)
         for bm25, nearest, weight in self._around:
             total = total + weight * bm25.compute_scores(numbers)[nearest]
@@ -234,11 +235,11 @@ class LexicalIndex:
 
 
 def _find_nearest_windows(
-    narrow: Sequence[Sequence[TextWindow]], wide: Sequence[Sequence[TextWindow]]
+    narrow_windows: Sequence[Sequence[TextWindow]], wide_windows: Sequence[Sequence[TextWindow]]
 ) -> Tensor:
     """Returns, for each narrow window, the number of the wide window with the nearest middle."""
     out, base = list[int](), 0
-    for windows, around in zip(narrow, wide, strict=True):
+    for windows, around in zip(narrow_windows, wide_windows, strict=True):
         middles, at = [window.start + window.end for window in around], 0
         for window in windows:
             middle = window.start + window.end
@@ -252,7 +253,7 @@ def _find_nearest_windows(
 
 
 def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each content word shared by text and question."""
+    """Returns the characters [start, end) of each content word of a text that a question has."""
     language = detect_language(text)
     wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}
     located = locate_content_words(text, language)
@@ -272,8 +273,8 @@ MAX_CAPITALS = 0.25
 """The share of capitalised words inside sentences above which capitals do not indicate names."""
 
 
-def capitals_mean_names(texts: Sequence[str]) -> bool:
-    """Whether capitals indicate names: no text is German, and few words are capitalised."""
+def capitals_indicate_names(texts: Sequence[str]) -> bool:
+    """Whether capital letters indicate names, as no text is German and few words have capitals."""
     share = SAMPLE // max(1, len(texts))
     samples = [text[:share] for text in texts]
     letters = [letter for text in samples for letter in INSIDE.findall(text)]
@@ -282,26 +283,26 @@ def capitals_mean_names(texts: Sequence[str]) -> bool:
     return capitals <= MAX_CAPITALS * len(letters) and not german
 
 
-def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
-    """Returns a function that guesses from tokens whether a word is usually lower-case."""
+def make_lowercase_predicate(tokenizer: Any) -> Callable[[str], bool]:
+    """Returns a function that guesses from token ids whether a word is usually in lower case."""
 
-    def encode_ids(text: str) -> list[int]:
+    def encode_text(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    prefix = len(encode_ids("a"))
+    prefix = len(encode_text("a"))
 
     @cache
     def is_usually_lowercase(word: str) -> bool:
-        low, high = encode_ids(f"a {word.lower()}")[prefix:], encode_ids(f"a {word}")[prefix:]
+        low, high = encode_text(f"a {word.lower()}")[prefix:], encode_text(f"a {word}")[prefix:]
         return len(low) == 1 and (len(high) > 1 or low[0] < high[0])
 
     return is_usually_lowercase
 
 
-def find_unmentioned_share(
+def rate_unmentioned_names(
     question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
 ) -> float:
-    """Returns the largest share of words that no document has among the names in a question."""
+    """Returns the largest share of a name in the question that occurs in no document."""
     if question.isupper():
         return 0.0
     shares = [0.0]

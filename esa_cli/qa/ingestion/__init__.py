@@ -1,1 +1,1 @@
-"""Ingestion tokenises documents, prefills or indexes them, and stores the result."""
+"""Tokenises documents, computes their KV caches or token indexes, and stores the results."""

@@ -1,4 +1,4 @@
-"""Ingests documents by computing KV caches: a session prefills each document separately."""
+"""Computes the KV caches of documents: a session prefills each document separately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esa_cli.models.files.families import (
     list_unequal_kv_heads,
 )
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
-from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
+from esa_cli.qa.ingestion.ingest import DocumentIngester, StoragePlan
 from esa_cli.qa.planning.kv_cache_storage import (
     check_projections_storable,
     explain_why_not_storable,
@@ -42,16 +42,15 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Maps a requested number format to the stored formats that satisfy the request."""
 
 
-class KvCacheIngest(Ingest):
-    """Ingests documents as KV caches, which are stored as `int8`, or as exact `native` copies."""
+class KvCacheIngester(DocumentIngester):
+    """Computes KV caches of documents, and stores them as `int8` or as exact `native` copies."""
 
     def __init__(self, rows: str, *options: Any) -> None:
         super().__init__(*options)
         self.rows = rows
 
-    def _make_layout(self, rows: str) -> Layout:
-        """Returns the layout of this model's KV cache in the library, in the number format `rows`:
-        `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
+    def _make_kv_layout(self, number_format: str) -> Layout:
+        """Returns the file layout of the model's KV caches in the format `int8` or `native`. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
         session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
@@ -67,29 +66,29 @@ class KvCacheIngest(Ingest):
         return Layout(
             layers=shape["layers"], heads=shape["groups"], dim=shape["dim"],
             dtype=str(get_kv_dtype(session.model)).removeprefix("torch."),
-            kind=rows,  # type: ignore[arg-type]
+            kind=number_format,  # type: ignore[arg-type]
             reduced=reduced, fit=compressor.fit_tokens if any(reduced) else 0, segment=SEGMENT,
             shared=block > 0, block=block, states=len(session.cache.states.layers),
             shapes=tuple(list_unequal_kv_heads(config)),
         )  # fmt: skip
 
-    def _make_identity(self, layout: Layout) -> str:
+    def _make_cache_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
         return make_cache_key(self.esa.model_digest, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
-        return super().stores_documents and self._can_store
+        return super().stores_documents and self._can_store_cache
 
     @property
-    def reads_documents(self) -> bool:
-        """Whether documents are prefilled, either for answers or only to store a KV cache."""
+    def runs_model_on_documents(self) -> bool:
+        """Whether documents are prefilled, for answers or only to store their KV caches."""
         return self.esa.preset.answer.needs_kv_cache or self.stores_documents
 
     @property
-    def _can_store(self) -> bool:
-        """Whether the model can run the method, and the library can store the KV cache."""
+    def _can_store_cache(self) -> bool:
+        """Whether the model can run the method, and the library can store a KV cache of it."""
         if self.esa.preset.answer.finds_by_bm25_only:
             try:
                 check_esa_supports_config(self.esa.loaded.text_model.config)
@@ -97,14 +96,14 @@ class KvCacheIngest(Ingest):
                 return False
         return not explain_why_not_storable(self.esa.method)
 
-    def list_usable_identities(self) -> list[str]:
-        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
-        return [self._make_identity(self._make_layout(kind)) for kind in kinds]
+    def list_identities_of_openable_entries(self) -> list[str]:
+        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store_cache else ()
+        return [self._make_cache_identity(self._make_kv_layout(kind)) for kind in kinds]
 
-    def has_made_entry(self, entry: LibraryEntry) -> bool:
+    def has_settings_of_entry(self, entry: LibraryEntry) -> bool:
         return (
-            self._can_store
-            and self._make_identity(self._make_layout(entry.layout.kind)) == entry.identity
+            self._can_store_cache
+            and self._make_cache_identity(self._make_kv_layout(entry.layout.kind)) == entry.identity
         )
 
     def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
@@ -116,41 +115,41 @@ class KvCacheIngest(Ingest):
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
             stored.token_ids, layers, projections, entry.head,
-            states=states, recurrent=self._move_states_to_device(cache.states, entry.key),
+            states=states, recurrent=self._move_recurrent_states(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
-    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
-        session, layout = self.esa.session, self._make_layout(self.rows)
+    def plan_storage(self, text: TokenisedDocument) -> StoragePlan:
+        session, layout = self.esa.session, self._make_kv_layout(self.rows)
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
         make_writer = partial(KVCacheWriter, device=session.model.device)
-        identity, state_bytes = self._make_identity(layout), self._document_state_bytes
-        return StoredForm(identity, ids, layout, make_writer, state_bytes)
+        identity, state_bytes = self._make_cache_identity(layout), self._count_state_bytes()
+        return StoragePlan(identity, ids, layout, make_writer, state_bytes)
 
-    @property
-    def _document_state_bytes(self) -> int:
+    def _count_state_bytes(self) -> int:
         model = self.esa.session.model
         shape = read_model_shape(model.config.to_dict())
         return shape.count_recurrent_state_bytes(model.dtype.itemsize)
 
-    def _move_states_to_device(
-        self, states: Sequence[RecurrentState], key: str
+    def _move_recurrent_states(
+        self, states: Sequence[RecurrentState], document_key: str
     ) -> list[RecurrentState]:
-        """Moves stored recurrent states to the model's device. Raises LibraryError."""
+        """Moves a document's recurrent states to the model's device. Raises LibraryError."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
-        if size not in (0, self._document_state_bytes):  # those before the first token are empty
-            path = LibraryPaths(self.library.root).get_document_path(key, "states")
-            raise make_damage_error(path, "its states have other shapes than this model's", key)
+        if size not in (0, self._count_state_bytes()):  # those before the first token are empty
+            path = LibraryPaths(self.library.root).get_document_path(document_key, "states")
+            problem = "its states have other shapes than this model's"
+            raise make_damage_error(path, problem, document_key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
 
-    def check_memory(self, tokens: int) -> None:
-        """Checks memory for new tokens only: the KV cache of stored tokens is on disk."""
+    def check_memory(self, new_tokens: int) -> None:
+        """Raises ResourceError if the new tokens whose KV cache is not yet on disk do not fit."""
         if not self.stores_documents:
-            super().check_memory(tokens)
+            super().check_memory(new_tokens)
         elif self.planner:
-            self.planner.check_memory_suffices(min(tokens, STORED_AT_ONCE))
+            self.planner.check_memory_suffices(min(new_tokens, STORED_AT_ONCE))
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
@@ -159,18 +158,18 @@ class KvCacheIngest(Ingest):
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.stored_token_count], writer.layers, writer.projections or [],
-            recurrent=self._move_states_to_device(writer.states, writer.key),
+            recurrent=self._move_recurrent_states(writer.states, writer.key),
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 
-        def flush_segment(tokens: int) -> None:
-            if tokens % SEGMENT == 0:
+        def flush_whole_segment(prefilled_tokens: int) -> None:
+            if prefilled_tokens % SEGMENT == 0:
                 projections = check_projections_storable(session.compute_reduced_keys())
                 writer.flush_segments(projections, session.cache.states.copy_states())
 
         try:
             session.plan_prefill(ids, done)
-            session.resume(on_progress, flush_segment)
+            session.resume(on_progress, flush_whole_segment)
             return writer.finish_document(
                 text=document.text,
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
@@ -183,13 +182,13 @@ class KvCacheIngest(Ingest):
         finally:
             session.empty_cache()
 
-    def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         session = self.esa.session
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:
-            session.plan_prefill(ids, reserve=0)
+            session.plan_prefill(ids, reserved_tokens=0)
             session.resume(on_progress)
         except BaseException:
             session.empty_cache()

@@ -1,4 +1,4 @@
-"""The texts in a library, and records of the files from which the texts were extracted.
+"""Lists the texts in a library, and records from which files these texts were extracted.
 
 Changed files are parsed again before a question, so that no answer uses an outdated text.
 """
@@ -23,18 +23,19 @@ INDEX = "index"
 """The value of `rows` in the provenance of a token index."""
 
 
-def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
-    """Rebuilds a document from a stored text, page marks, and provenance (name, path, size)."""
+def rebuild_document(
+    text: str, page_marks: Sequence[Any], provenance: Mapping[str, Any]
+) -> Document:
+    """Rebuilds a document from its stored text, page marks, and provenance (name, path, size)."""
     name, source, size, missing = (
         provenance[key] for key in ("name", "source", "bytes", "missing")
     )
-    places = tuple(Mark(*mark) for mark in marks)
+    places = tuple(Mark(*mark) for mark in page_marks)
     return Document(name, text, source, "utf-8", size, places, tuple(missing))
 
 
 def rebuild_stored_document(library: Library, entry: LibraryEntry) -> Document:
-    """Rebuilds the document of a library entry, with the path of the file if the path is known.
-    Raises LibraryError: the document is damaged."""
+    """Rebuilds a document from its library entry. Raises LibraryError: the document is damaged."""
     known = entry.provenance
     source = known.get("path") or known["source"]
     return rebuild_document(library.text(entry), entry.marks, {**known, "source": source})
@@ -42,11 +43,12 @@ def rebuild_stored_document(library: Library, entry: LibraryEntry) -> Document:
 
 @dataclass
 class FileChanges:
-    """The changes that an update of the library's file records has made.
+    """The changes that one call of `FileIndexer.index_files` has made to records of files.
 
     Args:
-        records: of all files, in their order. read: the number of files that were opened.
-        added, changed: files that could not be read before, or had another text.
+        records: the records of all files, in the files' order.
+        added, changed: the records of files that could not be read before, or had another text.
+        read: the number of files that were opened.
         former: digests of the texts that changed files had before."""
 
     records: list[FileRecord] = field(default_factory=list)
@@ -56,41 +58,40 @@ class FileChanges:
     former: list[str] = field(default_factory=list)
 
     @property
-    def readable(self) -> list[FileRecord]:
-        """The records of files that have a text."""
+    def readable_records(self) -> list[FileRecord]:
+        """The records of the files from which a text could be extracted."""
         return [one for one in self.records if one.digest]
 
     @property
-    def refused(self) -> list[FileRecord]:
-        """The records of files that cannot be parsed."""
+    def refused_records(self) -> list[FileRecord]:
+        """The records of the files that cannot be parsed."""
         return [one for one in self.records if not one.digest]
 
 
 class FileIndexer:
-    """Updates the library's catalogue after files have changed, for example files of a `folder`."""
+    """Updates the library's catalogue, which has records of files and the words of their texts."""
 
     def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
         self._catalogue, self._folder = catalogue, folder
 
-    def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
-        """Parses new and changed files, and indexes their words. After an interruption, the next
-        update continues."""
+    def index_files(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
+        """Parses new and changed files, and adds their words to the catalogue."""
         changes = FileChanges()
 
-        def pending_writes() -> Iterator[Callable[[], None] | None]:
+        def iterate_pending_writes() -> Iterator[Callable[[], None] | None]:
             for path in paths:
-                write = self._update_file(os.path.abspath(path), changes)
+                write = self._parse_file_if_changed(os.path.abspath(path), changes)
                 if progress:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.write_changes_in_batches(pending_writes())
+        self._catalogue.write_changes_in_batches(iterate_pending_writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
 
-    def _update_file(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
-        """Parses a file if it has changed; returns a function that writes the change, if any."""
+    def _parse_file_if_changed(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
+        """Parses a file if it has changed, and returns a function that writes the new record."""
         files, texts = self._catalogue.files, self._catalogue.texts
         known = files.find_record(path) or FileRecord(path, "", "", 0)
         folder, text = self._folder or known.folder, ""
@@ -118,12 +119,12 @@ class FileIndexer:
         if record == known and not text:
             return None
 
-        def write_record() -> None:
+        def write_text_and_record() -> None:
             if text:
                 texts.add_text(text, record.digest)
             files.store_record(record)
 
-        return write_record
+        return write_text_and_record
 
 
 def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
@@ -131,8 +132,8 @@ def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
 
-def record_document_file(catalogue: Catalogue, document: Document) -> None:
-    """Records which text a stored document's file has now; its words are indexed later."""
+def record_file_of_document(catalogue: Catalogue, document: Document) -> None:
+    """Records that the file of a document has the document's text now."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find_record(path)
     record = _make_file_record(document, path, known.folder if known else "")
@@ -142,8 +143,8 @@ def record_document_file(catalogue: Catalogue, document: Document) -> None:
 
 
 @dataclass(frozen=True)
-class FolderState:
-    """What an update of a folder found: changed files, removed files, and skipped files."""
+class FolderSyncResult:
+    """The changed, removed and skipped files that `sync_folder` found in a folder."""
 
     changes: FileChanges
     removed: list[FileRecord]
@@ -151,7 +152,7 @@ class FolderState:
 
 
 def check_indexable_folder(folder: str, library: Library) -> str:
-    """Returns the absolute path of a folder to index. Raises DocumentError, UsageError."""
+    """Returns a folder's absolute path. Raises DocumentError, UsageError: it cannot be indexed."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
@@ -166,41 +167,41 @@ def check_indexable_folder(folder: str, library: Library) -> str:
 
 
 def sync_folder(
-    catalogue: Catalogue, folder: str, *, prune: bool = False, if_empty: bool = False,
+    catalogue: Catalogue, folder: str, *, prune: bool = False, prune_if_empty: bool = False,
     progress: Progress | None = None,
-) -> FolderState:  # fmt: skip
-    """Brings the catalogue up to date with a folder (an absolute path). After an interruption, the
-    next call continues.
+) -> FolderSyncResult:  # fmt: skip
+    """Updates the catalogue's records of the files in a folder, given by its absolute path.
 
     Args:
-        prune: removed files will be forgotten; `if_empty`: also where no document is left.
+        prune: whether the caller will delete the records of removed files.
+        prune_if_empty: whether to allow `prune` although the folder has no document left.
 
     Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
-    changes = FileIndexer(catalogue, folder).update(found.files, progress)
+    changes = FileIndexer(catalogue, folder).index_files(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
-    if prune and removed and not found.files and not if_empty:
+    if prune and removed and not found.files and not prune_if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
-            "check that the disk is there, or use esa ingest --prune --yes if files were removed",
+            "mount the folder's disk, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.save_folder_records(folder)
-    return FolderState(changes, removed, found.summarise_left_out(folder))
+    return FolderSyncResult(changes, removed, found.summarise_left_out(folder))
 
 
-def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) -> None:
-    """Deletes the records of a folder's removed files, after their documents were removed."""
+def delete_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
+    """Deletes the records of the files that were removed from a folder."""
     with catalogue.run_transaction():
-        catalogue.files.remove_records(one.path for one in state.removed)
+        catalogue.files.remove_records(one.path for one in sync.removed)
     catalogue.drop_unused_texts()
     catalogue.save_folder_records(folder)
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns the records of files that were below a folder, but do not exist now."""
+    """Returns the records of files that were below a folder, but no longer exist."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -212,13 +213,13 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
 
 
 def record_removed_files(
-    catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
+    catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = ""
 ) -> None:
-    """Records that files of a folder, which were ingested one by one, no longer exist."""
+    """Records which files of a folder, of those ingested one by one, no longer exist."""
     stored = {entry.file_path for part in catalogue.separate_former_documents() for entry in part}
-    gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
+    gone = [one for one in _find_removed_files(catalogue, folder, found_files) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
-    if found.files and gone:
+    if found_files.files and gone:
         with catalogue.run_transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
@@ -227,9 +228,9 @@ def record_removed_files(
                 )
 
 
-def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
-    """Calls `record_removed_files` for each name of a folder, after its files were ingested."""
-    folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
+def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> None:
+    """Records which ingested files of the folders among `paths` no longer exist."""
+    folders = [os.path.abspath(path) for path in paths if os.path.isdir(path)]
     if folders and library.exists:
         with suppress(LibraryError, DiskError), library.open_catalogue() as catalogue:
             for folder in folders:
@@ -237,16 +238,18 @@ def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
 
 
 def find_outdated_entries(
-    catalogue: Catalogue, state: FolderState, entries: Iterable[LibraryEntry]
+    catalogue: Catalogue, sync: FolderSyncResult, entries: Iterable[LibraryEntry]
 ) -> list[LibraryEntry]:
     """Returns the stored documents whose text is no longer the text of any file in a folder."""
     entries = list(entries)
-    gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
+    gone = {one.path for one in sync.removed if not os.path.lexists(one.path)}
     removed, sources = set(map(resolve_links_of_folders, gone)), {one.file_path for one in entries}
     again = [
-        one.path for one in state.changes.readable if resolve_links_of_folders(one.path) in sources
+        one.path
+        for one in sync.changes.readable_records
+        if resolve_links_of_folders(one.path) in sources
     ]
-    records = FileIndexer(catalogue).update(again).readable
+    records = FileIndexer(catalogue).index_files(again).readable_records
     now = {resolve_links_of_folders(one.path): one.digest for one in records}
     current = {
         one.digest
@@ -262,7 +265,7 @@ def find_outdated_entries(
 
 @dataclass(frozen=True)
 class LibraryText:
-    """A text in the library, which several stored documents and files may have."""
+    """A text in the library, with the stored documents and the file that have this text."""
 
     digest: str
     path: str = ""
@@ -271,13 +274,13 @@ class LibraryText:
 
     @property
     def name(self) -> str:
-        """The name of the document, for display."""
+        """The name of the text's document or file, for display."""
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 
 @dataclass(frozen=True)
 class LibraryTexts:
-    """The texts of a library, and the stored documents and files that cannot be used."""
+    """The texts in a library, and the stored documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[LibraryEntry, ...] = ()
@@ -286,19 +289,19 @@ class LibraryTexts:
 
 
 def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
-    """Returns the texts of a library; a library that does not exist has no texts."""
+    """Returns the texts in a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
     with library.open_search_catalogue() as catalogue:
-        return list_texts_in_catalogue(catalogue, progress)
+        return update_and_list_texts(catalogue, progress)
 
 
-def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """Parses changed files again, and returns the texts of a library."""
+def update_and_list_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
+    """Parses changed files again, and returns the texts in a library."""
     divided = catalogue.separate_former_documents()
     stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
-    FileIndexer(catalogue).update(changed, progress)
+    FileIndexer(catalogue).index_files(changed, progress)
     present, former = catalogue.separate_former_documents() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
@@ -321,12 +324,12 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 
-def _find_changed_files(catalogue: Catalogue, stored: Sequence[LibraryEntry]) -> list[str]:
-    """Returns the files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.load_record_lookup(), {entry.text_sha256 for entry in stored}
+def _find_changed_files(catalogue: Catalogue, entries: Sequence[LibraryEntry]) -> list[str]:
+    """Returns the paths of files whose text may have changed, or whose words are not indexed."""
+    known, texts = catalogue.load_record_lookup(), {entry.text_sha256 for entry in entries}
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_records_of_synced_files(), list[str]()
-    for entry in stored:
+    for entry in entries:
         of_file = known.find_records_of_path(entry.file_path)
         records += of_file
         if not of_file:  # stored by an earlier version of esa, or on another machine

@@ -1,1 +1,1 @@
-"""Readers answer from passages, each of which is read as plain text in a short new context."""
+"""Readers answer questions from passages, which a model reads as plain text in a short prompt."""

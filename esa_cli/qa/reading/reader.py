@@ -1,7 +1,7 @@
-"""Readers answer a question from passages. This module has the prompt for other models.
+"""Readers answer a question from passages of documents.
 
-`span.SpanReader` quotes the most probable span. `ChatReader` asks a transformers model to write the
-answer, and `server.ServerReader` asks a server with OpenAI's chat completions.
+`span.SpanReader` quotes the most probable span of a passage; for `ChatReader` a transformers model
+writes the answer, and for `server.ServerReader` a server with OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How an answer is generated. If the maximum length is None, the reader chooses it; temperature
-    0 is greedy."""
+class SamplingParams:
+    """How a model generates an answer: temperature 0 takes the most probable token; the reader
+    chooses `max_new_tokens` if it is None."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -38,7 +38,7 @@ class Sampling:
 
 
 def ignore_text(piece: str) -> None:
-    """Ignores a piece of an answer; the default for callbacks that receive the answer's text."""
+    """Ignores a piece of an answer; the default of callbacks that receive an answer's text."""
 
 
 class Reader(Protocol):
@@ -46,23 +46,23 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the reader model, as it is shown to people."""
+        """The reader model's name, as people see it."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of local memory that the reader's weights take besides the finder's model."""
+        """How many bytes of local memory the reader's weights take in addition to the finder's."""
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
-        sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
+        sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Answers from passages, which are sorted best first; the reply has no evidence or times.
-        `on_text` is called with each piece of the answer; exceptions raised in it end the answer.
+        """Answers a question from passages, best first; the caller adds evidence and durations.
+        `on_text` is called with each piece of the answer, and may raise an exception to end it.
 
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
-        """Closes the connections of the reader, which are opened again when they are needed."""
+        """Closes a reader's connections to its server; the next question opens them again."""
 
 
 SYSTEM = (
@@ -75,7 +75,7 @@ QUESTION = "Question: {question}"
 
 
 def format_numbered_passages(passages: Sequence[Passage]) -> str:
-    """Returns the passages as one text, each below its number, document and page."""
+    """Returns one text of all passages, each under a line with number, document and page."""
     parts = []
     for number, passage in enumerate(passages, 1):
         page = "" if passage.page is None else f", page {passage.page}"
@@ -88,7 +88,7 @@ def format_numbered_passages(passages: Sequence[Passage]) -> str:
 def make_chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns a question with passages and earlier questions as chat messages."""
+    """Returns the chat messages of a question with its passages and earlier questions."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
@@ -102,13 +102,13 @@ def make_chat_messages(
 
 
 def generate_reply(
-    model: Any, tokenizer: Any, ids: list[int], sampling: Sampling, max_tokens: int,
+    model: Any, tokenizer: Any, prompt_ids: list[int], sampling: SamplingParams, max_tokens: int,
     on_text: Callable[[str], None],
 ) -> Reply:  # fmt: skip
-    """Generates the answer of a causal model to a prompt of token ids."""
+    """Generates a causal model's answer to a prompt, of at most `max_tokens` tokens."""
     streamer = AnswerStreamer(tokenizer, on_text)
     generate(
-        model, ids, None, max_new_tokens=max_tokens, temperature=sampling.temperature,
+        model, prompt_ids, None, max_new_tokens=max_tokens, temperature=sampling.temperature,
         top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
     )  # fmt: skip
     text = streamer.text.strip()
@@ -117,7 +117,7 @@ def generate_reply(
 
 
 class ChatReader:
-    """A reader that asks any causal transformers model, with the chat template of that model."""
+    """A reader whose answers come from any causal transformers model with a chat template."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
         self.model: Any = loaded.model
@@ -138,30 +138,31 @@ class ChatReader:
     @torch.inference_mode()
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
-        sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
+        sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Answers as `Reader.answer` describes, from as many passages as fit into the window."""
+        """Answers as `Reader.answer` describes, from as many passages as fit into the context."""
         limit = sampling.max_new_tokens or min(MAX_TOKENS, self._window // 4)
         ids = self.encode_prompt(question, passages[:MAX_PASSAGES], history, limit)
         return generate_reply(self.model, self.prompt.tokenizer, ids, sampling, limit, on_text)
 
     def close(self) -> None:
-        """Closes nothing, as this reader has no connections."""
+        """Does nothing, as only readers on servers have connections."""
 
     def encode_prompt(
-        self, question: str, passages: Sequence[Passage], history: Sequence[Turn], max_tokens: int
-    ) -> list[int]:
-        """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
+        self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
+        max_answer_tokens: int,
+    ) -> list[int]:  # fmt: skip
+        """Returns the token ids of a prompt with as many passages as fit. Raises LengthError."""
         prompt = self.prompt
         after = prompt.encode_history(history)
         after += prompt.encode_question(question, is_followup=bool(history))
         for count in range(len(passages), 0, -1):
             ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
-            if len(ids) + max_tokens <= self._window:
+            if len(ids) + max_answer_tokens <= self._window:
                 return ids
         kind = HistoryError if history else LengthError
         raise kind(
-            f"the question, a passage and the answer take {len(ids) + max_tokens:,} tokens; the "
-            f"window of the reader {self.name} has {self._window:,} tokens",
+            f"the question, a passage and the answer take {len(ids) + max_answer_tokens:,} tokens; "
+            f"the window of the reader {self.name} has {self._window:,} tokens",
             "ask a shorter question, or choose a reader with a larger window",
         )

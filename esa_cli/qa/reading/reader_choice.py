@@ -1,4 +1,4 @@
-"""Chooses and opens another model that writes the answers, on a server or on this machine."""
+"""Chooses and opens the model that words answers: on a server or on this machine."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ MAX_TIMEOUT_S = 86_400
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The base URL of a server with OpenAI's chat completions, and the API key for the server."""
+    """The base URL of a server with OpenAI's chat completions, and the server's API key."""
 
     url: str
     key: str | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, text: str) -> ServerAddress:
-        """Parses an address, and reads the API key from the environment. Raises UsageError: the
-        address or key is invalid, or the key would go unencrypted to another machine."""
-        url = text.strip().rstrip("/")
+    def parse(cls, url_text: str) -> ServerAddress:
+        """Parses a URL, and reads the API key from the environment. Raises UsageError: the URL or
+        key is invalid, or the key would go unencrypted to another machine."""
+        url = url_text.strip().rstrip("/")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -50,15 +50,15 @@ class ServerAddress:
         other = not host or any(letter.isspace() for letter in url)
         if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
             raise UsageError(
-                f"--reader must be a web address without /chat/completions, got {text!r}",
+                f"--reader must be a web address without /chat/completions, got {url_text!r}",
                 "use for example --reader http://127.0.0.1:11434/v1",
             )
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
         address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.is_local:
             raise UsageError(
-                f"the key in {KEY} would go to {url} unencrypted",
-                f"use an https:// address or a tunnel to this machine, or unset {KEY}",
+                f"the API key in {KEY} would go to {url} unencrypted",
+                f"name an https:// address or a tunnel to this machine by --reader, or unset {KEY}",
             )
         return address
 
@@ -77,7 +77,7 @@ def _read_api_key(variable: str) -> str | None:
 
 @dataclass(frozen=True)
 class ReaderChoice:
-    """The choice of a reader before it is opened: a model's `ref`, or a server's `address`."""
+    """The reader that will be opened: a local model by its reference, or a server."""
 
     address: ServerAddress | None = None
     ref: models.ModelRef | None = None
@@ -86,22 +86,22 @@ class ReaderChoice:
 
     @classmethod
     def parse(
-        cls, name: str, model: str | None = None, timeout_s: float | None = None
+        cls, name: str, server_model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
-        """Chooses a reader by a web address, a known model's name, a model reference, or a preset,
-        which stands for its model. Raises UsageError, PresetError, ModelError."""
+        """Chooses a reader by a server's web address, a model's name or reference, or a preset's
+        name. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
-            raise UsageError(wrong, "omit the variable to wait for up to 900 s")
+            raise UsageError(wrong, "unset $ESA_READER_TIMEOUT to wait for up to 900 s")
         if preset_files.is_web_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "run pip install 'esa-cli[reader]'"
                 raise UsageError("a reader on a server needs the package requests", hint)
-            return cls(ServerAddress.parse(name), None, model, timeout_s)
-        if model is not None or timeout_s is not None:
+            return cls(ServerAddress.parse(name), None, server_model, timeout_s)
+        if server_model is not None or timeout_s is not None:
             raise UsageError(
                 f"a model's name and a time limit need a server, but --reader {name} is no server",
-                "omit the name and the time limit; --reader names the model itself",
+                "omit the model's name and the time limit; --reader names the model itself",
             )
         known = list(preset_files.load_known_models())
         is_preset = name in preset_files.list_preset_files() or name.endswith(preset_files.SUFFIXES)
@@ -116,10 +116,10 @@ class ReaderChoice:
             )
         return cls(ref=ref)
 
-    def open(
+    def open_reader(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
     ) -> Reader:
-        """Loads the model, or asks the server. Raises ReaderError, ModelError, ResourceError."""
+        """Loads the model, or checks the server. Raises ReaderError, ModelError, ResourceError."""
         if self.address is not None:
             from esa_cli.qa.reading.server import ServerReader
 
@@ -131,29 +131,32 @@ class ReaderChoice:
         return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
 
 
-def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Returns the bytes that a reader model's weights will take; None if the size is unknown."""
+def count_reader_weight_bytes(
+    choice: ReaderChoice, bytes_per_weight: int, packing: str = ""
+) -> int | None:
+    """Returns how many bytes a reader's weights will take; None if the model's size is unknown."""
     if choice.ref is None:
         return 0
     folder = models.find_model_folder(choice.ref)
     if folder is not None:
-        return compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size))
+        packed_bytes = get_bytes_per_weight(packing, bytes_per_weight)
+        return compute_weight_bytes(folder, bytes_per_weight, packed_bytes)
     facts = preset_files.find_known_model_facts(choice.ref.name)
-    return None if facts is None else facts.count_weight_bytes(size)
+    return None if facts is None else facts.count_weight_bytes(bytes_per_weight)
 
 
-def choose_preset_reader(chosen: preset.Preset) -> ReaderChoice | None:
-    """Returns the reader that the preset names, or None if the preset's own model is the reader."""
-    answer = chosen.answer
+def find_preset_reader(chosen_preset: preset.Preset) -> ReaderChoice | None:
+    """Returns the reader that a preset names, or None if the preset's own model answers."""
+    answer = chosen_preset.answer
     if answer.reader is None or answer.needs_kv_cache:
         return None
     return ReaderChoice.parse(answer.reader)
 
 
-def check_reader_gets_passages(reader: object | None, chosen: preset.Preset) -> None:
-    """Raises UsageError if there is a reader, but the preset finds no passages for it."""
-    if reader is not None and chosen.answer.source != "text":
+def check_reader_gets_passages(reader: object | None, chosen_preset: preset.Preset) -> None:
+    """Raises UsageError if there is a reader, but the preset finds no passages for the reader."""
+    if reader is not None and chosen_preset.answer.source != "text":
         raise UsageError(
             "a reader writes answers from passages, but this method answers from the KV cache",
-            "use the setting answer.from=text, and choose no method",
+            "to answer with a reader, add --set answer.from=text, and leave out --method",
         )

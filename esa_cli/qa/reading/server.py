@@ -1,4 +1,4 @@
-"""A reader on a server with OpenAI's chat completions: Ollama, llama.cpp, LM Studio or vLLM.
+"""A reader on a server with OpenAI's chat completions, such as Ollama, llama.cpp or vLLM.
 
 The server receives the question, earlier turns, and passages with the names of their documents.
 """
@@ -16,7 +16,7 @@ import requests
 from esa_cli.errors import ReaderError, first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.reader import MAX_PASSAGES, Sampling, ignore_text, make_chat_messages
+from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams, ignore_text, make_chat_messages
 from esa_cli.system.machine import is_loopback_host
 
 CONNECT_S = 10.0
@@ -49,7 +49,7 @@ _AnswerPart = tuple[str, str | None, int | None]
 
 
 class BrokenAnswerError(Exception):
-    """The server's answer is no chat completion; the error message says what is wrong."""
+    """A server's answer is no chat completion; the exception's text says what is wrong."""
 
 
 class ServerReader:
@@ -78,14 +78,14 @@ class ServerReader:
         self._session.headers["User-Agent"] = "esa-cli"
         self._refused: list[str] = []
         self._models: list[str] = []
-        self._models = self._list_models()
+        self._models = self._list_model_names()
         if not self.name and not self._models:
             raise self._make_reader_error("lists no models", "name a model by --reader URL#MODEL")
         self.name = self.name or self._models[0]
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
-        sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
+        sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         body = {
             "model": self.name,
@@ -135,7 +135,7 @@ class ServerReader:
         return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """Sends a request, again if the server is busy; the response's body is not read yet."""
+        """Sends an HTTP request, and repeats the request while the server is busy."""
         for number in range(TRIES):
             is_last, wait = number == TRIES - 1, BACKOFF_S * 2**number
             try:
@@ -156,7 +156,7 @@ class ServerReader:
         raise AssertionError
 
     def _request_answer(self, body: dict[str, Any]) -> requests.Response:
-        """Requests a chat completion, without the parameters that the model refuses."""
+        """Requests a chat completion, and leaves out the parameters that the model refuses."""
         while True:
             sent = {name: value for name, value in body.items() if name not in self._refused}
             for name in self._refused:
@@ -166,12 +166,12 @@ class ServerReader:
             if response.status_code == 200:
                 return response
             with response:
-                refused = _parse_refusal(response).get("param")
+                refused = _parse_error_body(response).get("param")
                 if refused not in RENAMED or refused in self._refused:
                     raise self._make_refusal_error(response)
             self._refused.append(refused)
 
-    def _list_models(self) -> list[str]:
+    def _list_model_names(self) -> list[str]:
         """Requests the names of the server's models. Raises ReaderError."""
         try:
             response = self._send_request("GET", "/models")
@@ -182,13 +182,13 @@ class ServerReader:
             models = json.loads(response.content).get("data") or ()
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            broken = BrokenAnswerError("it is not the JSON of a list of models")
+            broken = BrokenAnswerError("the answer is not the JSON of a list of models")
             raise self._make_connection_error(broken) from error
         except requests.RequestException as error:
             raise self._make_connection_error(error) from error
 
     def _make_connection_error(self, error: Exception) -> ReaderError:
-        """Builds the error for a server that is unreachable or silent, or sends no completion."""
+        """Makes the error for a server that is unreachable or silent, or sends no completion."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
             return self._make_reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
@@ -206,8 +206,8 @@ class ServerReader:
         )
 
     def _make_refusal_error(self, response: requests.Response) -> ReaderError:
-        """Builds the error for an HTTP status other than 200."""
-        status, error = response.status_code, _parse_refusal(response)
+        """Makes the error for a response whose HTTP status is not 200."""
+        status, error = response.status_code, _parse_error_body(response)
         message = _shorten_message(
             str(error.get("message") or error.get("detail") or response.reason)
         )
@@ -226,9 +226,9 @@ class ServerReader:
 
 
 def _parse_answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
-    """Yields the parts of an answer as the server sends them; a part may be empty."""
+    """Yields the parts of an answer while the server sends the answer; a part may be empty."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        raise BrokenAnswerError("it is not a stream of events")
+        raise BrokenAnswerError("the answer is not a stream of events")
     # Without HTTP's chunks the body is read byte by byte, or events would wait.
     size = 65_536 if getattr(response.raw, "chunked", False) else 1
     for line in response.iter_lines(chunk_size=size):
@@ -243,7 +243,7 @@ def _parse_answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
 
 
 def _parse_answer_event(data: bytes) -> _AnswerPart:
-    """Parses a part of an answer. Raises BrokenAnswerError: it is an error, or not a completion."""
+    """Parses one event of a streamed chat completion. Raises BrokenAnswerError."""
     try:
         body = json.loads(data)
         if error := body.get("error"):
@@ -255,11 +255,11 @@ def _parse_answer_event(data: bytes) -> _AnswerPart:
         count = tokens if isinstance(tokens, int) else None
         return text if isinstance(text, str) else "", choice.get("finish_reason"), count
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise BrokenAnswerError("it is not the JSON of a chat completion") from error
+        raise BrokenAnswerError("the answer is not the JSON of a chat completion") from error
 
 
-def _parse_refusal(response: requests.Response) -> dict[str, Any]:
-    """Parses the `error` object of a refusal, which may have a `message` and a `param`."""
+def _parse_error_body(response: requests.Response) -> dict[str, Any]:
+    """Returns the `error` object of a refused request, which may have `message` and `param`."""
     try:
         body = json.loads(response.content)
     except (ValueError, requests.RequestException):

@@ -1,9 +1,9 @@
-"""The reader that quotes: each passage is read as plain text, together with the question only.
+"""Answers by quotation: a model reads each passage as plain text, together with the question.
 
-The reader estimates the log-odds that a passage contains the answer. The answer is the most
-probable span of the best passages, which a beam search finds (as in arXiv 2108.05857): a hypothesis
-is a piece of a passage that starts at a word, and is complete if the model predicts a line end
-where a word ends. The model without its adapter answers requests for free text, such as a summary.
+A reader model estimates the log-odds that a passage contains the answer. A beam search finds the
+most probable span of the best passages (as in arXiv 2108.05857): it extends pieces of a passage
+that start at a word until the model predicts a line end where a word ends. A question that asks for
+free text, such as a summary, is answered by the model without the LoRA adapter.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from esa_cli.models.text_passes.text_forward import (
     can_fuse_model,
 )
 from esa_cli.qa.answering.prompt import PromptEncoder
-from esa_cli.qa.answering.question_form import check_question, complete_question, wants_free_text
+from esa_cli.qa.answering.question_form import expand_ellipsis, validate_question, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Preset, find_adapter_folder
-from esa_cli.qa.reading.reader import Sampling, generate_reply, ignore_text
+from esa_cli.qa.reading.reader import SamplingParams, generate_reply, ignore_text
 from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
@@ -57,12 +57,12 @@ CANDIDATES = 256
 
 
 def collapse_spaces(text: str) -> str:
-    """Returns the text in one line, with each run of white space replaced by one space."""
+    """Returns the text in one line, with one space in place of each run of white space."""
     return " ".join(text.split())
 
 
 def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, with at most `max_tokens` tokens and without half a word."""
+    """Returns the beginning of a text, cut after a word, with at most `max_tokens` tokens."""
     least = count_tokens("")
     while text and (over := count_tokens(text) - max_tokens) > 0:
         own = over + max_tokens - least
@@ -73,28 +73,28 @@ def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) ->
 
 
 class PassagePrompt:
-    """Encodes prompts of a passage and a question, and possible answers.
+    """Encodes prompts that consist of a passage and a question, and encodes possible answers.
 
     Args:
-        template: text with {passage} and {question}, up to where the answer begins.
-        unanswered: the answer where the passage does not contain one."""
+        template: text with {passage} and {question}, after which the answer begins.
+        unanswered: the answer if the passage does not contain one."""
 
     def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.encode_answer(unanswered)
-        self.line_end = self._encode("\n")[-1]
+        self.line_end = self._encode_text("\n")[-1]
 
     def encode_prompt(self, question: str, passage: str) -> list[int]:
-        """Returns the token ids of a passage prompt, up to the beginning of the answer."""
+        """Returns the token ids of a prompt with a passage and a question, without an answer."""
         pieces = {"{passage}": collapse_spaces(passage), "{question}": collapse_spaces(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
-        return self._encode("".join(pieces.get(part, part) for part in parts))
+        return self._encode_text("".join(pieces.get(part, part) for part in parts))
 
     def encode_answer(self, answer: str) -> list[int]:
-        """Returns the token ids of an answer as the model writes it, with space and line end."""
-        return self._encode(f" {collapse_spaces(answer)}\n")
+        """Returns the token ids of a space, an answer and a line end, as a model writes them."""
+        return self._encode_text(f" {collapse_spaces(answer)}\n")
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode_text(self, text: str) -> list[int]:
         out = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
         )
@@ -102,11 +102,11 @@ class PassagePrompt:
 
 
 class PassageReader:
-    """A causal transformers model with a prompt for passages, and with an adapter if there is one.
+    """Reads passages with a causal transformers model, whose LoRA adapter is optional.
 
     Args:
         context: the model's window in tokens; the ends of longer passages are not read.
-        fixed: model and adapter are not trained any more, so that fused weights are kept."""
+        fixed: whether model and adapter are no longer trained, so that fused weights are cached."""
 
     def __init__(
         self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None,
@@ -119,22 +119,22 @@ class PassageReader:
 
     @cached_property
     def text_forward(self) -> TextForward:
-        """The forward pass of the model, for use within the context of `reading`."""
+        """The model's forward pass, which is called in the context of `activate_adapter`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
         return make_transformers_forward(self.model)
 
     def activate_adapter(self) -> AbstractContextManager[None]:
-        """Returns the context in which passages are read and spans are searched."""
+        """Returns the context in which the model runs with the adapter, to read passages."""
         return nullcontext() if self._adapter is None or self._fuses else self._adapter.apply()
 
     def read_passages(self, question: str, passages: Sequence[str]) -> PassageReading:
-        """Reads all passages, each with the question, in a few forward calls."""
+        """Reads all passages, each after the same question, in a few forward calls."""
         return PassageReading(self, passages, question)
 
 
 class PassageReading:
-    """Passages that were read with a question, and the log-odds that each contains the answer."""
+    """Reads passages with a question; `log_odds` says how probably each contains the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, limit = reader.prompt, reader.max_tokens
@@ -153,9 +153,8 @@ class PassageReading:
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def _compute_unanswered_log_probability(self, passage_number: int) -> Tensor:
-        """Returns the log-probability () that the answer to a passage is `unanswered`. The
-        probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
-        a quotation of `(1867)`."""
+        """Returns the log-probability () that the answer begins with `unanswered`, up to the first
+        token after which the answer cannot be a quotation of the passage."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
         passage = collapse_spaces(self._passages[passage_number]).encode()
         out = self._batch.logits[passage_number].log_softmax(-1)[ids[0]]
@@ -169,8 +168,7 @@ class PassageReading:
         return out
 
     def find_span(self, passage_number: int, min_log_probability: float = -math.inf) -> Span | None:
-        """Returns the most probable span of passage `passage_number`, or None if no span has a
-        log-probability over `above`."""
+        """Returns a passage's most probable span, or None if it is below `min_log_probability`."""
         passage, reader = self._passages[passage_number], self._reader
         found = search_most_probable_span(
             collapse_spaces(passage), self._batch.logits[passage_number],
@@ -179,11 +177,11 @@ class PassageReading:
         )  # fmt: skip
         if found is None:
             return None
-        places = _list_character_offsets(passage)
+        places = _map_collapsed_offsets(passage)
         return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-def _list_character_offsets(passage: str) -> list[int]:
+def _map_collapsed_offsets(passage: str) -> list[int]:
     """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
@@ -192,10 +190,10 @@ def _list_character_offsets(passage: str) -> list[int]:
 
 
 class SpanReader:
-    """A reader that quotes the most probable span of the best passage.
+    """A reader that answers by quoting the most probable span of the best passage.
 
     Args:
-        loaded: its `text_model` reads passages, its `model` writes free text.
+        loaded: the models; `text_model` reads passages, and `model` writes free text.
         window: the maximum number of tokens in one input of the model.
 
     Raises PresetError, ModelError: the adapter is missing, damaged or of another model."""
@@ -215,17 +213,17 @@ class SpanReader:
         self._settings = settings
 
     @cached_property
-    def _chat(self) -> PromptEncoder:
-        """The chat prompt with which the model without adapter writes free text."""
+    def _chat_prompt(self) -> PromptEncoder:
+        """The chat prompt for free text, which the model writes without the adapter."""
         return PromptEncoder(self._loaded.tokenizer, self._preset.prompt)
 
     def check_length(self, question: str, max_new_tokens: int) -> int:
-        """Counts the tokens of a question in its longest prompt. Raises UsageError: the question is
-        empty, or not UTF-8. LengthError: the question is too long."""
-        check_question(question)
+        """Counts a question's tokens in the longest prompt, and checks that they fit. Raises
+        UsageError: the question is empty, or not UTF-8. LengthError: the question is too long."""
+        validate_question(question)
         tokens, answer_tokens = len(self.passages.prompt.encode_prompt(question, "")), 0
-        if self._wants_free_text(question):
-            tokens = max(tokens, len(self._chat.encode_question(question)))
+        if self._should_write_free_text(question):
+            tokens = max(tokens, len(self._chat_prompt.encode_question(question)))
             answer_tokens = max_new_tokens
         need = tokens + answer_tokens + min(ROOM, self._window // 2)
         if need > self._window:
@@ -241,12 +239,11 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
         unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages, and returns the passage with the best span, and then the others by score.
-        The best span has the highest sum of log-probability and score of its passage.
+        """Reads passages, puts the passage with the best span first, and sorts the others by score.
 
         Args:
-            span_count: passages whose most probable span is looked for, by the highest scores.
-            unmentioned_share: share of a name that no document has; lowers all log-odds."""
+            span_count: the number of passages, of the highest scores, that are searched for spans.
+            unmentioned_share: the share of a name that no document has; lowers all log-odds."""
         doubt = UNMENTIONED * unmentioned_share
         with self.passages.activate_adapter():
             reading = self.passages.read_passages(question, [one.text for one in passages])
@@ -266,15 +263,15 @@ class SpanReader:
     @torch.inference_mode()
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
-        sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
+        sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Answers as `Reader.answer` describes, from the passages that `rank_passages` returned."""
-        question = complete_question(question, history)
+        """Answers as `Reader.answer` describes, from passages in the order of `rank_passages`."""
+        question = expand_ellipsis(question, history)
         best, answered = passages[0] if passages else None, False
         if best is not None and best.quote is not None and best.log_odds is not None:
             threshold = self._settings.threshold
             answered = threshold is None or best.log_odds >= threshold
-        if passages and self._wants_free_text(question):
+        if passages and self._should_write_free_text(question):
             text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
             return replace(self._write_free_text(question, text, sampling, on_text), found=answered)
         if best is None or best.quote is None or not answered:
@@ -287,18 +284,18 @@ class SpanReader:
         return Reply(text, answer_tokens=tokens, quotation=Quotation(best.document, start, end))
 
     def close(self) -> None:
-        """Closes nothing, as this reader has no connections."""
+        """Does nothing, as only readers on servers have connections."""
 
-    def _wants_free_text(self, question: str) -> bool:
-        """Whether to write free text for a question instead of quoting a passage."""
+    def _should_write_free_text(self, question: str) -> bool:
+        """Whether the answer to a question is to be free text instead of a quotation."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
 
     def _write_free_text(
-        self, question: str, text: str, sampling: Sampling, on_text: Callable[[str], None]
+        self, question: str, text: str, sampling: SamplingParams, on_text: Callable[[str], None]
     ) -> Reply:
-        """Writes an answer with the model without adapter, from as much of `text` as fits."""
-        prompt, limit = self._chat, sampling.max_new_tokens or 0
+        """Generates an answer without the adapter, from as much of `text` as fits the context."""
+        prompt, limit = self._chat_prompt, sampling.max_new_tokens or 0
         asked = prompt.encode_question(question)
         room = self._window - len(asked) - limit
         text = clip_text(text, room, lambda text: len(prompt.encode_document(text)))
@@ -307,7 +304,7 @@ class SpanReader:
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of a passage, with their log-probability as the answer."""
+    """Characters [start, end) of a passage, with the log-probability that they are the answer."""
 
     start: int
     end: int
@@ -315,13 +312,12 @@ class Span(NamedTuple):
 
 
 class _AnswerHypothesis(NamedTuple):
-    """A beginning of an answer: bytes that occur at the byte offsets `starts` of the passage.
-    `spaced` says whether the space before the answer has been generated."""
+    """The bytes of an answer's beginning, and all byte offsets in the passage where they occur."""
 
     log_probability: float
     text: bytes
     starts: tuple[int, ...]
-    spaced: bool = False
+    spaced: bool = False  # whether the space before the answer has been generated
     parent: int = 0
     token: int = 0
 
@@ -330,14 +326,15 @@ def search_most_probable_span(
     passage: str, first_logits: Tensor, continuation: Any,
     get_token_bytes: Callable[[int], bytes], line_end: int, above: float = -math.inf,
 ) -> Span | None:  # fmt: skip
-    """Searches for the span of a passage with the highest probability as the model's answer.
+    """Finds the span of a passage that the model most probably generates as its answer.
 
     Args:
-        passage: in one line, as in the prompt. get_token_bytes: see `make_token_decoder`.
-        continuation: of the prompt; see `text_forward.PromptContinuations`.
-        first_logits: (vocabulary,) of the first token of the answer.
+        passage: the passage in one line, as in the prompt.
+        get_token_bytes: returns a token's bytes; see `make_token_decoder`.
+        continuation: runs continuations of the prompt; see `text_forward.PromptContinuations`.
+        first_logits: (vocabulary,) logits of the first token of the answer.
         line_end: the token that ends an answer.
-        above: the search ends where all hypotheses are below; they only get less likely."""
+        above: the log-probability below which hypotheses are dropped."""
     words, raw = WordBoundaries(passage), passage.encode()
     sizes = [len(character.encode()) for character in passage]
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
@@ -369,24 +366,24 @@ def search_most_probable_span(
 
 
 def _extend_hypothesis(
-    passage: bytes, old: _AnswerHypothesis, log_probabilities: Tensor,
+    passage: bytes, hypothesis: _AnswerHypothesis, log_probabilities: Tensor,
     get_token_bytes: Callable[[int], bytes], hypothesis_number: int,
 ) -> list[_AnswerHypothesis]:  # fmt: skip
-    """Extends the beginning of an answer by the likeliest tokens that continue the passage."""
+    """Extends an answer's beginning by each of the likeliest tokens that continue the passage."""
     out: list[_AnswerHypothesis] = []
     values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-        piece, spaced = get_token_bytes(token), old.spaced
+        piece, spaced = get_token_bytes(token), hypothesis.spaced
         if not piece:
             continue
-        if not old.text and not spaced and piece.startswith(b" "):
+        if not hypothesis.text and not spaced and piece.startswith(b" "):
             piece, spaced = piece[1:], True
-        text = old.text + piece
+        text = hypothesis.text + piece
         if text not in passage:  # nearly all are not, and this costs less than a look at each start
             continue
-        starts = tuple([at for at in old.starts if passage.startswith(text, at)])
+        starts = tuple([at for at in hypothesis.starts if passage.startswith(text, at)])
         if starts:
-            total = old.log_probability + value
+            total = hypothesis.log_probability + value
             out.append(_AnswerHypothesis(total, text, starts, spaced, hypothesis_number, token))
         if len(out) == BEAMS:
             break
@@ -399,7 +396,7 @@ SPACE, BYTE_SPACE = "▁", "Ġ"
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
-    """Returns a function that maps a token id to bytes, which are empty for unknown ids."""
+    """Returns a function that returns the bytes of a token id, or b"" for an unknown id."""
     example = tokenizer("a b", add_special_tokens=False)["input_ids"]
     names = "".join(tokenizer.convert_ids_to_tokens(example))
     letters = make_byte_by_letter()
@@ -421,7 +418,7 @@ def make_token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
 
 
 def make_byte_by_letter() -> dict[str, int]:
-    """Returns the byte that each letter of byte-level BPE stands for."""
+    """Returns the byte for which each letter in a vocabulary of byte-level BPE stands."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {
@@ -457,13 +454,12 @@ _SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵ�
 
 
 class WordBoundaries:
-    """Finds where spans of a text may start and end: at words with their signs and units, such as
-    `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`.
-
-    The attribute `spaceless` says whether the text has a script without spaces between words."""
+    """Finds where spans of a text may start and end: at words, which include signs and units, such
+    as `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        # Whether the text has a script without spaces between words.
         self.spaceless = bool(_SPACELESS.search(text))
         signs = [sign.span() for sign in SIGN.finditer(text) if sign[0]]
         self._signs = {end: start for start, end in signs}
@@ -471,40 +467,40 @@ class WordBoundaries:
         self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
 
     def can_start_span(self, offset: int) -> bool:
-        """Whether a span may start at character `offset`: at a word, or at the sign of a word."""
+        """Whether a span may start at character `offset`: where a word or a word's sign starts."""
         here, before = self.text[offset : offset + 1], self.text[max(0, offset - 1) : offset]
         if offset in self._sign_starts or offset in self._signs:
             return True
-        if not here or offset in self._inside_signs or _belongs_to_previous(here):
+        if not here or offset in self._inside_signs or _joins_previous_char(here):
             return False
         if _SPACELESS.match(here):
-            return not _is_never_divided(before, here)
+            return not _are_in_one_word(before, here)
         if _MONEY.match(here):
-            return not _is_letter(before)
-        if not _is_letter(here) or self._is_joining_mark(offset - 1, "'’°.,:-"):
+            return not _is_word_char(before)
+        if not _is_word_char(here) or self._is_joining_mark(offset - 1, "'’°.,:-"):
             return False
-        return not _is_letter(before) or bool(_SPACELESS.match(before))
+        return not _is_word_char(before) or bool(_SPACELESS.match(before))
 
     def can_end_span(self, offset: int, is_preferred: bool = True) -> bool:
-        """Whether a span may end before character `offset`, because a word ends. A span  may also
-        end inside text without spaces if `is_preferred`: the model prefers the end to more text."""
+        """Whether a span may end before character `offset`: where a word ends, or, if the model
+        prefers an end to more text (`is_preferred`), anywhere in a script without spaces."""
         before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
         if not before or offset in self._inside_signs or offset in self._signs:
             return False
         if not after:
             return True
-        if _belongs_to_previous(after) or self._is_joining_mark(offset - 1):
+        if _joins_previous_char(after) or self._is_joining_mark(offset - 1):
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
-            return not inside or (is_preferred and not _is_never_divided(before, after))
+            return not inside or (is_preferred and not _are_in_one_word(before, after))
         possessive = _POSSESSIVE.match(self.text, offset)
-        if _SPACELESS.match(before) or not _is_letter(before) or possessive:
+        if _SPACELESS.match(before) or not _is_word_char(before) or possessive:
             return True
-        return not (_is_letter(after) or self._is_joining_mark(offset))
+        return not (_is_word_char(after) or self._is_joining_mark(offset))
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by a sign or unit beside the span, and by missing closing brackets."""
+        """Extends a span by an adjacent sign or unit, and by missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()
@@ -519,29 +515,29 @@ class WordBoundaries:
         return start, end
 
     def _is_joining_mark(self, offset: int, marks: str = "'’°.,:") -> bool:
-        """Whether character `offset` is a mark that joins two digits or letters to one word."""
+        """Whether character `offset` is a mark inside a word or number, as in `1,306`."""
         if offset < 1 or self.text[offset] not in marks:
             return False
         before, after = self.text[offset - 1], self.text[offset + 1 : offset + 2]
         if self.text[offset] in ".,:":
             return before.isdecimal() and after.isdecimal()
-        return _is_letter(before) and _is_letter(after)
+        return _is_word_char(before) and _is_word_char(after)
 
 
-def _is_letter(character: str) -> bool:
-    """Whether a character is part of a word: a letter, a digit, a combining mark, or a joiner."""
-    return character.isalnum() or character == "_" or _belongs_to_previous(character)
+def _is_word_char(character: str) -> bool:
+    """Whether a character is a letter, a digit, `_`, a combining mark, or a joiner."""
+    return character.isalnum() or character == "_" or _joins_previous_char(character)
 
 
-def _belongs_to_previous(character: str) -> bool:
-    """Whether a character belongs to the previous character: a combining mark, or a joiner."""
+def _joins_previous_char(character: str) -> bool:
+    """Whether a character combines with the previous one, as combining marks and joiners do."""
     if not character or character.isascii():
         return False
     return unicodedata.category(character)[0] == "M" or character in _JOINERS + _AFTER_CONSONANTS
 
 
-def _is_never_divided(before: str, after: str) -> bool:
-    """Whether two adjacent characters in a script without spaces are always in one word."""
+def _are_in_one_word(before: str, after: str) -> bool:
+    """Whether two adjacent characters of a script without spaces always belong to one word."""
     if not before:
         return False
     katakana = all("\u30a1" <= one <= "\u30ff" and one != "・" for one in (before, after))

@@ -89,7 +89,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 ) -> None:
     assert run("ingest", "town", *TINY).code == 0
     state(run)
-    update = FileIndexer.update
+    update = FileIndexer.index_files
 
     def updated(*given: Any) -> FileChanges:
         done = update(*given)
@@ -99,7 +99,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileIndexer, "update", updated)
+        patch.setattr(FileIndexer, "index_files", updated)
         done = state(run, "--prune", "--yes")
     assert (done["removed"], done["pruned"]) == ([], [])
     Path("town").rmdir()

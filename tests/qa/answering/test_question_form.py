@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from esa_cli.qa.answering.question_form import (
     LONGEST,
-    complete_question,
-    find_referenced_text,
+    expand_ellipsis,
+    find_referenced_turn,
     wants_free_text,
 )
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
@@ -55,29 +55,29 @@ def test_requests_for_free_text_and_questions_for_a_quotation() -> None:
 
 def test_a_reference_takes_the_last_turn() -> None:
     for question in REFERS:
-        assert find_referenced_text(question, BEFORE) == "Who is Ahab? The captain.", question
-        assert find_referenced_text(question, []) == ""
-    assert [one for one in OWN if find_referenced_text(one, BEFORE)] == []
+        assert find_referenced_turn(question, BEFORE) == "Who is Ahab? The captain.", question
+        assert find_referenced_turn(question, []) == ""
+    assert [one for one in OWN if find_referenced_turn(one, BEFORE)] == []
     for answer in (NOT_TOLD, "The documents do not say.", "The text doesn't say."):
         assert (
-            find_referenced_text("Where did he live?", [Turn("Who is Bob?", answer)])
+            find_referenced_turn("Where did he live?", [Turn("Who is Bob?", answer)])
             == "Who is Bob?"
         )
 
 
 def test_an_elliptic_question_is_completed_by_the_one_before() -> None:
     for question in ELLIPTIC:
-        assert complete_question(question, BEFORE) == f"Who is Ahab? {question}"
-        assert complete_question(question, []) == question
-        assert complete_question(question, [Turn("Who? " * LONGEST, "He.")]) == question
-    assert [one for one in WHOLE if complete_question(one, BEFORE) != one] == []
+        assert expand_ellipsis(question, BEFORE) == f"Who is Ahab? {question}"
+        assert expand_ellipsis(question, []) == question
+        assert expand_ellipsis(question, [Turn("Who? " * LONGEST, "He.")]) == question
+    assert [one for one in WHOLE if expand_ellipsis(one, BEFORE) != one] == []
 
 
 def test_only_whole_turns_are_searched() -> None:
     noise = [Turn("You are a helpful assistant. Answer them.", ""), Turn("", "How can I help?")]
     for question in ("When?", "Where did he live?"):
-        assert complete_question(question, noise) == question
-        assert find_referenced_text(question, noise) == ""
+        assert expand_ellipsis(question, noise) == question
+        assert find_referenced_turn(question, noise) == ""
         for history in ([*noise, *BEFORE], [*BEFORE, *noise]):
-            assert complete_question(question, history) == complete_question(question, BEFORE)
-            assert find_referenced_text(question, history) == find_referenced_text(question, BEFORE)
+            assert expand_ellipsis(question, history) == expand_ellipsis(question, BEFORE)
+            assert find_referenced_turn(question, history) == find_referenced_turn(question, BEFORE)

@@ -324,7 +324,7 @@ def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) ->
 
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
     ids = session.prompt.encode_question(QUESTION)
-    low, high = session.prompt.find_words_range(QUESTION)
+    low, high = session.prompt.find_question_tokens(QUESTION)
     assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
     assert 0 < low < high < len(ids)
     session.read(TEXT)

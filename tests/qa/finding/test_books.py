@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_texts
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_books
 
 
 def book(name: str, source: str, tokens: int = 3, text: str = "", entry: Any = None) -> Book:
@@ -42,5 +42,5 @@ def test_tokens_follow_each_other_in_the_order_of_the_books() -> None:
 def test_each_text_comes_once_where_it_came_first() -> None:
     texts = ["x", "y", "x", "z", "y"]
     books = [book(str(n), str(n), text=text) for n, text in enumerate(texts)]
-    assert [one.document.name for one in drop_duplicate_texts(books)] == ["0", "1", "3"]
-    assert all(one is books[int(one.document.name)] for one in drop_duplicate_texts(books))
+    assert [one.document.name for one in drop_duplicate_books(books)] == ["0", "1", "3"]
+    assert all(one is books[int(one.document.name)] for one in drop_duplicate_books(books))

@@ -78,7 +78,7 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
     for count in (1, 40, 1000):
         ranking = torch.randn(len(made.index))
         scores = WindowScores(ranking, ranking, ranking > 0, read=False)
-        picked = made.pick_passages(scores, count)
+        picked = made.pick_best_passages(scores, count)
         assert places(picked) == by_loop(made.index, ranking, count)
         windows = [
             (n, *one[:2]) for n, one in zip(made.index.documents, made.index.windows, strict=True)
@@ -117,7 +117,7 @@ def test_scores_are_those_of_plain_loops() -> None:
     windows, documents, bm25 = (
         made.index.windows,
         made.index.documents,
-        made.index.compute_window_scores,
+        made.index.compute_bm25_scores,
     )
     question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
     both = bm25(question) + 0.5 * bm25(earlier)
@@ -144,14 +144,14 @@ def test_scores_are_those_of_plain_loops() -> None:
         parts.append(in_deviations(late))
     for n, at in enumerate(read):
         wide = sum(max(FAR, scores[n]) for scores in parts[1:])
-        beside = 0.7 * made.compute_bm25_share(both) * words[at]
+        beside = 0.7 * made.compute_bm25_factor(both) * words[at]
         total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
     reduced = ReducedQueries(queries, weights, 0.7)
-    found = made.score_windows(question, earlier=earlier, reduced=reduced)
+    found = made.score_windows(question, earlier_text=earlier, reduced=reduced)
     assert found.total.tolist() == pytest.approx(total, abs=2e-3)
     assert found.words.tolist() == pytest.approx(words, abs=1e-4)
     assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
-    alone = finder(*texts).score_windows(question, earlier=earlier).total.tolist()
+    alone = finder(*texts).score_windows(question, earlier_text=earlier).total.tolist()
     assert alone == pytest.approx(words, abs=1e-4)
 
 
@@ -169,17 +169,17 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
-    scores = made.index.compute_window_scores
-    assert made.compute_bm25_share(scores("When does Ahab open the gate?")) == 1
-    assert made.compute_bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
-    assert made.compute_bm25_share(scores("xyzzy")) == VAGUE
-    assert made.compute_bm25_share(torch.zeros(0)) == VAGUE
+    scores = made.index.compute_bm25_scores
+    assert made.compute_bm25_factor(scores("When does Ahab open the gate?")) == 1
+    assert made.compute_bm25_factor(scores("Whose boat lies at the pier?")) == VAGUE
+    assert made.compute_bm25_factor(scores("xyzzy")) == VAGUE
+    assert made.compute_bm25_factor(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
-    assert twice.compute_bm25_share(twice.index.compute_window_scores("Captain Ahab's gate")) < 0.5
+    assert twice.compute_bm25_factor(twice.index.compute_bm25_scores("Captain Ahab's gate")) < 0.5
     alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
-    assert alike.compute_bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
+    assert alike.compute_bm25_factor(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
-    assert one.compute_bm25_share(one.index.compute_window_scores("Captain Ahab's gate")) == VAGUE
+    assert one.compute_bm25_factor(one.index.compute_bm25_scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -239,7 +239,7 @@ def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
             continue
         share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
         want = 0.15 + 0.85 * min(1.0, max(0.0, share))
-        assert made.compute_bm25_share(changed) == pytest.approx(want, abs=1e-5)
+        assert made.compute_bm25_factor(changed) == pytest.approx(want, abs=1e-5)
 
 
 def test_what_fits_a_question_without_its_words() -> None:
@@ -249,7 +249,7 @@ def test_what_fits_a_question_without_its_words() -> None:
     keys = torch.nn.functional.normalize(torch.randn(len(spans_of(text)), 3), dim=1)
     made = finder(text, FILLER, keys=[keys, None])
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([0.62]))
-    late = made.score_late_interaction(reduced)
+    late = made.score_by_late_interaction(reduced)
     assert late.shape == (1 + len(AROUND), len(made.index))
     is_read = torch.tensor(made.index.documents) == 0
     assert torch.equal(~late[0].isnan(), is_read)
@@ -257,7 +257,7 @@ def test_what_fits_a_question_without_its_words() -> None:
     assert unknown.fitting.tolist() == [bool(one >= FITS) for one in late[0]]
     assert 0 < int(unknown.fitting.sum()) < int(is_read.sum())
     known = made.score_windows("Ahab", reduced=reduced)
-    having = made.index.compute_window_scores("Ahab") > 0
+    having = made.index.compute_bm25_scores("Ahab") > 0
     assert torch.equal(known.fitting, having | is_read)
     assert (known.read, unknown.read, made.score_windows("Ahab").read) == (True, True, False)
     assert torch.equal(made.score_windows("Ahab").fitting, having)
@@ -268,7 +268,7 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
     torch.manual_seed(count)
     made = finder(BOTH * 3)
     total, words = torch.randn(len(made.index)), torch.randn(len(made.index))
-    picked = made.pick_passages(WindowScores(total, words, total > 0, read=True), count)
+    picked = made.pick_best_passages(WindowScores(total, words, total > 0, read=True), count)
     by_total = by_loop(made.index, total, count - count // 8)
     assert places(picked)[: len(by_total)] == by_total
     rest = [one for one in places(picked) if one not in by_total]

@@ -43,7 +43,7 @@ def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) 
 def test_weights_are_softplus_of_the_mapped_states(encoder: TokenEncoder) -> None:
     """Against a loop over the tokens of one question."""
     text = "what was the name of the ship"
-    states, lengths = encoder._compute_hidden_states([encoder._encode_question(text)])
+    states, lengths = encoder._compute_hidden_states([encoder._tokenise_question(text)])
     row, bias = encoder.maps["query_weight"].flatten(), float(encoder.maps["query_bias"])
     raw = []
     for at in range(2, int(lengths[0])):  # after the prompt's own two tokens

@@ -20,13 +20,13 @@ from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
     TextWindow,
-    capitals_mean_names,
+    capitals_indicate_names,
     cut_sentence_windows,
     find_sentence_spans,
     find_shared_words,
-    find_unmentioned_share,
-    make_lowercase_test,
-    make_sentence_words,
+    list_sentence_words,
+    make_lowercase_predicate,
+    rate_unmentioned_names,
 )
 from esa_cli.system.text import count_words_of_text, find_content_words
 
@@ -94,7 +94,7 @@ def test_scores_are_bm25_of_the_window_and_of_those_around_it(
 ) -> None:
     index = LexicalIndex(texts)
     want = torch.tensor(expected(texts, question))
-    torch.testing.assert_close(index.compute_window_scores(question), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(index.compute_bm25_scores(question), want, atol=1e-4, rtol=1e-4)
     assert len(index) == len(want) == len(index.documents) == len(index.windows)
     assert index.documents == sorted(index.documents)
 
@@ -109,10 +109,10 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
     for question, document in (
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
-        assert index.documents[int(index.compute_window_scores(question).argmax())] == document
+        assert index.documents[int(index.compute_bm25_scores(question).argmax())] == document
         assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
-        alone = LexicalIndex([text]).compute_window_scores(question)
+        alone = LexicalIndex([text]).compute_bm25_scores(question)
         assert (alone > 0).all(), "as with others, so alone"
     assert not index.has_word("Starbuck")
 
@@ -135,7 +135,7 @@ def of_each_sentence(words: SentenceWords) -> list[list[str]]:
 def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
     spans, stored = (
         find_sentence_spans(text),
-        SentenceWords.parse_table(make_sentence_words(text).serialise_table()),
+        SentenceWords.parse_table(list_sentence_words(text).serialise_table()),
     )
     assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
@@ -145,11 +145,11 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
 
 
 def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make_sentence_words(TEXTS[3]).serialise_table()
+    data = list_sentence_words(TEXTS[3]).serialise_table()
     assert SentenceWords.parse_table(b"") is SentenceWords.parse_table(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.parse_table(save(less)) is None
-    monkeypatch.setattr("esa_cli.qa.finding.words._compute_table_version", lambda: "another")
+    monkeypatch.setattr("esa_cli.qa.finding.words._digest_word_cutting_rules", lambda: "another")
     assert SentenceWords.parse_table(data) is None
 
 
@@ -191,8 +191,8 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert find_unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
-    assert PassageFinder([book(TEXT)]).find_unmentioned_share(question, small_word) == share
+    assert rate_unmentioned_names(question, LexicalIndex([TEXT]).has_word, small_word) == share
+    assert PassageFinder([book(TEXT)]).rate_unmentioned_names(question, small_word) == share
 
 
 def book(text: str) -> Book:
@@ -208,10 +208,10 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
         "Er war früh auf und ging mit der Schwester zu dem alten Haus. Es ist nicht weit, sagte "
         "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus."
     )
-    assert capitals_mean_names([TEXT])
-    assert not capitals_mean_names([german])
+    assert capitals_indicate_names([TEXT])
+    assert not capitals_indicate_names([german])
     assert (
-        PassageFinder([book(german)]).find_unmentioned_share("Wo stand der Kapitän?", small_word)
+        PassageFinder([book(german)]).rate_unmentioned_names("Wo stand der Kapitän?", small_word)
         == 0
     )
 
@@ -230,7 +230,7 @@ class Vocabulary:
 
 
 def test_words_that_are_written_small_as_a_rule() -> None:
-    small = make_lowercase_test(Vocabulary())
+    small = make_lowercase_predicate(Vocabulary())
     words = {"Holiday": True, "Will": False, "Bell": True, "Ahab": False}
     assert {word: small(word) for word in words} == words
 
@@ -238,8 +238,8 @@ def test_words_that_are_written_small_as_a_rule() -> None:
 @pytest.mark.parametrize(("capitals", "names"), [(0, True), (5, True), (6, False), (20, False)])
 def test_capitals_mean_names_up_to_a_quarter_of_the_words(capitals: int, names: bool) -> None:
     words = ["Word" if n < capitals else "word" for n in range(20)]
-    assert capitals_mean_names(["x " + " ".join(words) + "."]) is names
-    assert capitals_mean_names([]) is True
+    assert capitals_indicate_names(["x " + " ".join(words) + "."]) is names
+    assert capitals_indicate_names([]) is True
 
 
 def test_the_best_passages_by_words_have_the_most_of_them() -> None:

@@ -146,7 +146,7 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
             assert book.entry is None
             assert torch.equal(index_of(book), stored)
             assert book.read_s > 0
-            assert one.documents.tokens_in_memory == book.tokens
+            assert one.documents.count_tokens_in_memory() == book.tokens
     assert not none.root.exists()
 
 
@@ -217,7 +217,7 @@ def test_the_words_are_stored_beside_the_index(
         assert found.words.ids.tolist() == made.words.ids.tolist()  # type: ignore[union-attr]
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_ingest, "make_sentence_words", None)  # the stored words are used
+        patch.setattr(index_ingest, "list_sentence_words", None)  # the stored words are used
         opened()
     foreign = pack_checksummed_file("words", b"0" * 40 + b"\n" + made.words.serialise_table())[0]
     for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):
@@ -233,7 +233,7 @@ def test_the_words_are_stored_beside_the_index(
         opened()
         assert path.read_bytes() == stored
     with monkeypatch.context() as patch:
-        patch.setattr("esa_cli.qa.finding.words._compute_table_version", lambda: "later")
+        patch.setattr("esa_cli.qa.finding.words._digest_word_cutting_rules", lambda: "later")
         opened()
         assert path.read_bytes() != stored
     library.remove(made.entry)

@@ -39,7 +39,7 @@ def write(name: str, text: str) -> str:
 
 
 def update(catalogue: Catalogue, *names: str, folder: str = "") -> FileChanges:
-    return FileIndexer(catalogue, folder).update(names)
+    return FileIndexer(catalogue, folder).index_files(names)
 
 
 def test_unchanged_files_are_not_read_again(
@@ -48,14 +48,14 @@ def test_unchanged_files_are_not_read_again(
     names = write("a.txt", "one harp"), write("b.txt", "one loom"), write("c.txt", "one harp")
     first = update(catalogue, *names)
     assert [Path(one.path).name for one in first.added] == [*names]
-    assert (first.read, first.changed, first.refused) == (3, [], [])
+    assert (first.read, first.changed, first.refused_records) == (3, [], [])
     assert len(catalogue.texts) == 2, "a copy is stored once"
 
     def fails(path: str) -> Document:
         pytest.fail(f"{path} is read")
 
     monkeypatch.setattr(library_texts, "read_document", fails)
-    again = FileIndexer(catalogue).update(names)
+    again = FileIndexer(catalogue).index_files(names)
     assert (again.records, again.read, again.added) == (first.records, 0, [])
 
 
@@ -98,15 +98,15 @@ def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catal
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(catalogue: Catalogue) -> None:
     Path("b.txt").write_bytes(b"\0\1\2" * 99)
     changes = update(catalogue, write("a.txt", "one harp"), "b.txt", "none.txt")
-    assert [Path(one.path).name for one in changes.readable] == ["a.txt"]
-    binary, missing = changes.refused
+    assert [Path(one.path).name for one in changes.readable_records] == ["a.txt"]
+    binary, missing = changes.refused_records
     assert "binary" in binary.why
     assert "there is no document" in missing.why
     again = update(catalogue, "a.txt", "b.txt", "none.txt")
     assert again.read == 1, "what is missing is looked for again"
-    assert again.refused == changes.refused
+    assert again.refused_records == changes.refused_records
     write("b.txt", "now a text")
-    assert update(catalogue, "b.txt").refused == []
+    assert update(catalogue, "b.txt").refused_records == []
 
 
 def test_an_update_that_is_stopped_continues(
@@ -124,11 +124,11 @@ def test_an_update_that_is_stopped_continues(
 
     monkeypatch.setattr(library_texts, "read_document", read)
     with pytest.raises(KeyboardInterrupt):
-        FileIndexer(catalogue).update(names)
+        FileIndexer(catalogue).index_files(names)
     monkeypatch.setattr(library_texts, "read_document", read_document)
     assert len(catalogue.texts) == 4
     shown = list[tuple[int, int]]()
-    rest = FileIndexer(catalogue).update(names, lambda *done: shown.append(done))
+    rest = FileIndexer(catalogue).index_files(names, lambda *done: shown.append(done))
     assert rest.read == 5
     assert shown[-1] == (9, 9)
     assert len(catalogue.texts.rank_texts("harp")) == 9

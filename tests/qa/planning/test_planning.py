@@ -200,7 +200,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
     monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
-        session.plan_prefill(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
+        ids, reserved = session.prompt.encode_document(TEXT), 0 if opened else RESERVE
+        session.plan_prefill(ids, reserved_tokens=reserved)
         session.resume()
         if opened:
             session.open([session.prefilled_document()])

@@ -16,11 +16,11 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import reader as reader_module
 from esa_cli.qa.reading import reader_choice
-from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling, make_chat_messages
+from esa_cli.qa.reading.reader import SYSTEM, ChatReader, SamplingParams, make_chat_messages
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 PASSAGES = [Passage("a.txt", "a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20) for n in range(8)]
-SAMPLING = Sampling(6)
+SAMPLING = SamplingParams(6)
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
 
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(ref: str) -> ChatReader:
-    found = ReaderChoice.parse(ref).open("cpu", "float32")
+    found = ReaderChoice.parse(ref).open_reader("cpu", "float32")
     assert isinstance(found, ChatReader)
     return found
 
@@ -148,7 +148,7 @@ def test_an_answer_has_a_quarter_of_the_window(
     monkeypatch.setattr(reader_module, "generate_reply", generated)
     for window, asked, want in ((8192, None, 1024), (3000, None, 750), (3000, 9, 9)):
         one._window = window
-        one.answer("When?", PASSAGES[:1], (), Sampling(asked))
+        one.answer("When?", PASSAGES[:1], (), SamplingParams(asked))
         assert limits.pop() == want
 
 
@@ -164,15 +164,15 @@ def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
 
 def test_what_a_reader_takes_and_who_has_one() -> None:
     server = ReaderChoice.parse("http://127.0.0.1:9/v1")
-    assert reader_choice.count_reader_bytes(server, 4) == 0
-    assert reader_choice.count_reader_bytes(ReaderChoice.parse("some/model"), 4) is None
+    assert reader_choice.count_reader_weight_bytes(server, 4) == 0
+    assert reader_choice.count_reader_weight_bytes(ReaderChoice.parse("some/model"), 4) is None
     plain, text = load_preset("tiny-random"), load_preset("tiny-random", ["answer.from=text"])
     named = load_preset("tiny-random", ["answer.from=text", "answer.reader=some/model"])
-    assert (
-        reader_choice.choose_preset_reader(plain),
-        reader_choice.choose_preset_reader(text),
-    ) == (None, None)
-    assert reader_choice.choose_preset_reader(named) == ReaderChoice.parse("some/model")
+    assert (reader_choice.find_preset_reader(plain), reader_choice.find_preset_reader(text)) == (
+        None,
+        None,
+    )
+    assert reader_choice.find_preset_reader(named) == ReaderChoice.parse("some/model")
     reader_choice.check_reader_gets_passages(None, plain)
     reader_choice.check_reader_gets_passages(server, text)
     with pytest.raises(UsageError, match="KV cache"):

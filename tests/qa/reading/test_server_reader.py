@@ -13,7 +13,7 @@ from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading import server as server_module
-from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader import SYSTEM, SamplingParams
 from esa_cli.qa.reading.reader_choice import ServerAddress
 from esa_cli.qa.reading.server import ServerReader
 
@@ -22,7 +22,7 @@ PASSAGES = [
     Passage("gate.pdf", "gate.pdf", 3, 7, "The Gate", 0, 9, "The gate\nopens at nine."),
     Passage("boat.txt", "boat.txt", None, 1, None, 4, 9, "A grey boat."),
 ]
-SAMPLING = Sampling(40)
+SAMPLING = SamplingParams(40)
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_earlier_turns_the_model_and_the_seed(start: Start) -> None:
     server = start("stream")
     history = (Turn("Be kind.", ""), Turn("Who waits?", "Ann."))
     one = reader(server, "small")
-    ask(one, history, sampling=Sampling(9, 0.5, 0.9, 7))
+    ask(one, history, sampling=SamplingParams(9, 0.5, 0.9, 7))
     body = server.seen[-1]["body"]
     assert one.name == body["model"] == "small"
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 7)
@@ -171,10 +171,10 @@ def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPa
         ("drop", "cannot be reached", "running"),
         ("half", "broke off its answer", "again"),
         ("unended", "cannot be used: the stream broke off", "OpenAI"),
-        ("broken", "cannot be used: it is not the JSON", "OpenAI"),
+        ("broken", "cannot be used: the answer is not the JSON", "OpenAI"),
         ("failing", "cannot be used: out of", "OpenAI"),
-        ("page", "cannot be used: it is not a stream", "OpenAI"),
-        ("whole", "cannot be used: it is not a stream", "OpenAI"),
+        ("page", "cannot be used: the answer is not a stream", "OpenAI"),
+        ("whole", "cannot be used: the answer is not a stream", "OpenAI"),
         ("missing", "has no model large: model 'large' not found", "choose one of large, small"),
         ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
         ("thoughts", "sent an empty answer of its model large, which may", "--max-new-tokens"),
@@ -200,7 +200,7 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "URL#MODEL"),
-        ("page", "cannot be used: it is not the JSON", "OpenAI"),
+        ("page", "cannot be used: the answer is not the JSON", "OpenAI"),
         ("moved", "has moved: https://elsewhere.example/v1", "new address"),
     ],
 )

@@ -17,7 +17,7 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.reader import Sampling
+from esa_cli.qa.reading.reader import SamplingParams
 from esa_cli.qa.reading.span import (
     PassagePrompt,
     PassageReader,
@@ -269,7 +269,7 @@ def span_reader(window: int = 100, **settings: Any) -> Any:
         encode_answer=lambda text: [1] * (len(text) + 2),
     )
     made.passages = SimpleNamespace(prompt=prompt)
-    made._settings, made._chat, made._window = SimpleNamespace(**given), Chat(), window
+    made._settings, made._chat_prompt, made._window = SimpleNamespace(**given), Chat(), window
     made._loaded = SimpleNamespace(model=None)
     return made
 
@@ -286,14 +286,14 @@ def test_an_answer_needs_a_span_and_the_threshold(
 ) -> None:
     text = "A b\nc d."
     best = Passage("a", "a", None, 1, None, 10, 18, text, 1.0, 0.0, log_odds, quote)
-    pieces: list[str] = []
-    reply = span_reader(threshold=threshold).answer("?", [best], (), Sampling(), pieces.append)
+    parts: list[str] = []
+    reply = span_reader(threshold=threshold).answer("?", [best], (), SamplingParams(), parts.append)
     assert reply.found is found
-    assert pieces == [reply.text] == ["b c" if found else NOT_TOLD]
+    assert parts == [reply.text] == ["b c" if found else NOT_TOLD]
     if found:
         assert reply.quotation == Quotation("a", 12, 16)
         assert reply.answer_tokens == len(text[2:6]) + 1
-    assert span_reader().answer("?", [], (), Sampling()).text == NOT_TOLD
+    assert span_reader().answer("?", [], (), SamplingParams()).text == NOT_TOLD
 
 
 def test_free_text_is_of_four_passages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,12 +309,12 @@ def test_free_text_is_of_four_passages_that_fit(monkeypatch: pytest.MonkeyPatch)
         Passage("a", "a", None, 1, None, 0, 6, "x" * 6, 1.0, 0.0, odds, (0, 1))
         for odds in (0.5, 9.0, 9.0, 9.0, 9.0)
     ]
-    reply = made.answer("Why?", passages, (), Sampling(10))
+    reply = made.answer("Why?", passages, (), SamplingParams(10))
     assert (reply.text, reply.found) == ("Text.", False), "the best one is below the threshold"
     assert seen == [(5 + 4 * 6 + 3 * 2, 4, 10)]
-    assert made.answer("Why?", passages[1:], (), Sampling(10)).found
+    assert made.answer("Why?", passages[1:], (), SamplingParams(10)).found
     made._window = 40
-    made.answer("Why?", passages, (), Sampling(10))
+    made.answer("Why?", passages, (), SamplingParams(10))
     assert seen[-1][0] <= 40 - 4 - 10
     assert sum(seen[-1]) > 30, "as much as fits"
 

@@ -136,14 +136,14 @@ def _ingest_and_print_documents(
     as_json: bool,
 ) -> None:
     """Ingests documents, and lists the ingested documents, even after an error."""
-    from esa_cli.qa.ingestion.library_texts import record_ingested_folders
+    from esa_cli.qa.ingestion.library_texts import record_removed_files_of_folders
 
     rows: list[IngestRow] = []
     gathered = read_documents(names, reporter, WorkShard.parse(shard))
     try:
         for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
-        record_ingested_folders(Library(), names)
+        record_removed_files_of_folders(Library(), names)
     finally:
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:
@@ -237,8 +237,8 @@ def update_library_from_folder(
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
+        delete_file_records,
         find_outdated_entries,
-        forget_removed_files,
         sync_folder,
     )
 
@@ -247,12 +247,12 @@ def update_library_from_folder(
         progress = reporter.start_progress(f"files of {folder}", "files")
     with library.open_catalogue() as catalogue:
         state = sync_folder(
-            catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress
+            catalogue, folder, prune=prune, prune_if_empty=prune_if_empty, progress=progress
         )
     reporter.clear_spinner()
-    changes, read, failed = state.changes, list[str](), list(state.changes.refused)
+    changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
     known = library.list_text_digests() if load_esa else set()
-    for record in changes.readable if load_esa else ():
+    for record in changes.readable_records if load_esa else ():
         if record.digest in known:
             continue
         known.add(record.digest)
@@ -278,7 +278,7 @@ def update_library_from_folder(
         for entry in outdated:
             library.remove(entry)
         with library.open_catalogue() as catalogue:
-            forget_removed_files(catalogue, folder, state)
+            delete_file_records(catalogue, folder, state)
     return {
         "folder": folder,
         "files": len(changes.records),

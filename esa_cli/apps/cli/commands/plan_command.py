@@ -45,7 +45,7 @@ def plan(
 
     `esa plan` also says whether the documents fit into memory. The command loads no model."""
     from esa_cli.qa.opening import check_before_loading, choose_answer_source
-    from esa_cli.qa.reading.reader_choice import choose_preset_reader, count_reader_bytes
+    from esa_cli.qa.reading.reader_choice import count_reader_weight_bytes, find_preset_reader
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
@@ -54,8 +54,8 @@ def plan(
     counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.model_planner, ready.index, Library()
     reader: int | None = 0
-    if (choice := choose_preset_reader(ready.resolved.preset)) is not None:
-        reader = count_reader_bytes(choice, planner.dtype.itemsize, planner.packing)
+    if (choice := find_preset_reader(ready.resolved.preset)) is not None:
+        reader = count_reader_weight_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
     planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_cost_ratios
     facts = {
