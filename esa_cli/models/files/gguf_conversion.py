@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, ModelError, first_line
+from esa_cli.errors import EsaError, ModelError, get_first_line
 from esa_cli.models.files.gguf_file import (
     GGUF_FAMILIES,
     SAFETENSORS,
@@ -49,7 +49,7 @@ def convert_gguf(
         raise
     except Exception as error:
         raise ModelError(
-            f"{gguf_file.name} cannot be converted: {first_line(error)}",
+            f"{gguf_file.name} cannot be converted: {get_first_line(error)}",
             "fetch the file again, or choose a kind of GGUF file that docs/models.md lists",
         ) from error
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
+from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, get_first_line
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import Entry, extract_segment_prefix, list_needed_files
@@ -65,7 +65,7 @@ class CopySource:
             self.files = _list_archive(place) if is_archive(place) else _list_folder(place)
         except (OSError, tarfile.TarError, ValueError) as error:
             raise ArchiveFileError(
-                f"{place} cannot be read as a library: {first_line(error)}",
+                f"{place} cannot be read as a library: {get_first_line(error)}",
                 "check the file, or make an archive with `esa library copy library FILE.tar`",
             ) from error
 

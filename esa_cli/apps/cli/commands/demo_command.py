@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Ask questions about a generated document, and check the answers.
 
-    The command works in any folder and leaves no files. The first run fetches the model."""
+    `esa demo` works in any folder and leaves no files, but its first run fetches the model."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
@@ -52,18 +52,19 @@ def demo(
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_styled(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
+            questions = choose_demo_questions(count)
+            right = sum(_ask_and_check(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
     _print_styled(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_styled('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def choose_questions(count: int) -> list[RewordedQuestion]:
-    """Returns `count` questions about the chronicle; the last of several has no answer."""
+def choose_demo_questions(question_count: int) -> list[RewordedQuestion]:
+    """Returns questions about the chronicle; the last of several questions has no answer in it."""
     from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
 
     *answered, unanswered = get_demo_questions()
-    return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
+    return [*answered[: max(1, question_count - 1)], *[unanswered][: question_count - 1]]
 
 
 def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
