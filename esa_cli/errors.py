@@ -65,7 +65,7 @@ class ArchiveFileError(LibraryError):
 
 
 class UnreadableError(LibraryError):
-    """The operating system refuses to read a file of the library, which may be undamaged."""
+    """The operating system cannot read a file of the library, although it may be undamaged."""
 
 
 class PresetError(EsaError):

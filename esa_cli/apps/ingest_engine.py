@@ -90,7 +90,7 @@ class IngestWorker:
     reporter: WarningCollector | None = None
 
     def run_ingest_task(self, task: IngestTask) -> IngestOutcome:
-        """Ingests the document of a task; returns an `IngestOutcome`. Raises EsaError."""
+        """Ingests a task's document; returns its JSON object and warnings. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []

@@ -72,7 +72,7 @@ class OpenBookCache:
     def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
     ) -> Book:
-        """Opens a document for the model. Raises ResourceError, LibraryError.
+        """Opens a document for questions, once for each text. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; an exception of this function ends the ingestion.

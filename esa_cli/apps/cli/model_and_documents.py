@@ -1,8 +1,8 @@
 """Opens what a command needs for a question: the model, and the documents to search.
 
 Documents that the command line names one by one are always opened. Files of folders and patterns
-and, with `--library`, the documents of the library and the files of `esa ingest --words` are only
-candidates, of which those are opened whose words fit the question best.
+and, with `--library`, the documents of the library are candidates: those whose words fit the
+question best are opened.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def open_esa(
         keep = True
     ready = preset
     if not isinstance(ready, Preflight):
-        ready = prepare(ready, model_options.choose_model_place(), reporter, keep=keep)
+        ready = prepare(ready, model_options.choose_device_and_dtype(), reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -347,21 +347,21 @@ class LazyPassageFinder:
         ingests_unread: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
-        _ = model.choose_model_place(), get_memory_limit()
+        _ = model.choose_device_and_dtype(), get_memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load_esa, ingests_unread
         self.is_loaded = False
         """Whether the model has been loaded."""
 
     def open_document(self, path_or_document: str | Document) -> Book:
-        """Opens a document, or the document at a path, to search in it. Raises EsaError."""
+        """Opens a document, or reads it from a path, for a search of passages. Raises EsaError."""
         document = path_or_document
         document = read_document(document) if isinstance(document, str) else document
         book = None
         if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._lazily_loaded_esa.ingest(document)
-            elif text_digest(document.text) in self._digests_of_indexed_texts:
+            elif text_digest(document.text) in self._indexed_text_digests:
                 book = self._lazily_loaded_esa.find(document)
         if book is not None:
             return book
@@ -370,27 +370,28 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_document(self, entry: Entry) -> Book:
-        """Opens a stored document to search in it. Raises LibraryError: the document is damaged."""
+        """Opens a document of the library for a search. Raises LibraryError: it is damaged."""
         return self.open_document(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
-        self, question: str, books: list[Book], count: int | None, minimum: float | None
+        self, question: str, books: list[Book], max_count: int | None, min_score: float | None
     ) -> list[Passage]:
-        """Returns the `count` passages that fit a question best, with scores of at least `minimum`
+        """Returns the passages that fit a question best, with scores of at least `min_score`
         standard deviations above the mean."""
         if self.is_loaded:
-            return self._lazily_loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().search_passages(question, add_token_ranges(books), count, minimum)
+            return self._lazily_loaded_esa.find_passages(question, books, max_count, min_score)
+        ranged = add_token_ranges(books)
+        return PassageSearch().search_passages(question, ranged, max_count, min_score)
 
     @cached_property
-    def _digests_of_indexed_texts(self) -> set[str]:
+    def _indexed_text_digests(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}
 
     @cached_property
     def _lazily_loaded_esa(self) -> Esa:
-        """The `Esa`, whose model is loaded when this property is first used."""
+        """The `Esa` with the model, which is loaded when `_lazily_loaded_esa` is first used."""
         esa = self._load()
         self.is_loaded = True
         return esa

@@ -48,9 +48,8 @@ class RequestableDocument:
     text: LibraryText | None = None
     is_given: bool = False
 
-    @property
-    def cache_key(self) -> str:
-        """The document's key in a cache: its path, or else its id with a digest of its text."""
+    def get_cache_key(self) -> str:
+        """Returns the document's key in a cache: its path, or its id with a digest of its text."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
@@ -177,7 +176,7 @@ class AllowedDocuments:
         if is_searched and self._limit is not None:
             chosen = [*given, *self._rank_documents_for_question(question, named, progress, lines)]
             limit = len(given) + self._limit
-        self._books.needed = () if is_searched else [document.cache_key for document in chosen]
+        self._books.needed = () if is_searched else [one.get_cache_key() for one in chosen]
         must_read = not is_searched if read is None else read
         open_document = open_book or partial(
             self._books.open_book, progress=progress, read=must_read
@@ -189,7 +188,7 @@ class AllowedDocuments:
                 break
             try:
                 text = self._books.read_document(
-                    document.cache_key, partial(self._load_document, document)
+                    document.get_cache_key(), partial(self._load_document, document)
                 )
                 book = open_document(text)
             except DocumentError as error:
@@ -230,7 +229,7 @@ class AllowedDocuments:
         """Reads one document without using the model, in any thread. Raises DocumentError. ApiError
         403, 404: the document is missing or may not be named."""
         named = self._find_document(name, cache(self.list_stored_texts))
-        return self._books.read_document(named.cache_key, partial(self._load_document, named))
+        return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
     def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
         """Reads a document from its file or from the library. Raises DocumentError, whose message

@@ -76,7 +76,7 @@ class ToolArguments(BaseModel):
 class FindArguments(ToolArguments):
     """Finds the passages of the library, or of some documents, that fit words or a question best.
     Each passage comes with its document, page, line and character offsets, and with a score in
-    standard deviations above the mean. A call of `find` is quick."""
+    standard deviations above the mean. Calls of `find` are quick."""
 
     query: str = Field(min_length=1, max_length=8000, description="Words or a question.")
     documents: Names | None = Field(None, description=DOCUMENTS)
@@ -133,7 +133,7 @@ class ShowArguments(ToolArguments):
 
 
 def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
-    """Returns an `Esa` that is loaded when an attribute is used, again if loading has failed."""
+    """Returns an `Esa` whose loading is put off until one of its attributes is used."""
 
     class LazilyLoadedEsa:
         load_once = staticmethod(cache(load_esa))
@@ -255,7 +255,7 @@ def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocumen
 
 
 def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
-    """Joins notes, and a note that names unread documents, to one line; None if there is none."""
+    """Joins notes, and a note about unread documents, to one line, or returns None without any."""
     lines = [*notes]
     if unread_books:
         names = shorten_name_list([book.document.name for book in unread_books])
@@ -383,7 +383,7 @@ async def _run_tool_in_worker(
 
 def serve_mcp_on_standard_streams(tools: DocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
-    SDK redirects everything else that is printed to standard error."""
+    SDK redirects all other prints from standard output to standard error."""
 
     async def serve_streams(server: Server[Any]) -> None:
         async with stdio_server() as (incoming, outgoing):

@@ -2,7 +2,7 @@
 
 Without a token the server accepts only connections from this machine, and refuses requests of
 foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
-of a request show that a foreign web page has sent it.
+of a request tell whether a foreign web page has sent the request.
 
 The package sse-starlette is not used, because it patches uvicorn's signal handler, so that a stream
 is cut off half a second after a signal.
@@ -106,7 +106,7 @@ def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def serve_asgi_app(app: ASGIApp, sock: socket.socket) -> None:
-    """Serves an ASGI application until Ctrl-C or SIGTERM, which uvicorn raises again at its end."""
+    """Serves an ASGI application until Ctrl-C or SIGTERM; ignores uvicorn's repeated signal."""
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -338,7 +338,7 @@ class _ServerRoutes:
     def _make_answer_function(
         self, chat_request: ChatRequest, completion: ChatCompletionBodies
     ) -> Callable[[WorkerJob], Reply]:
-        """Returns a function that answers a chat request and fills the lists of `completion`."""
+        """Returns a function that answers a chat request and adds heat maps to `completion`."""
         question, history = chat_request.split_question_and_history()
         named = self.documents.find_documents(chat_request.documents)
 
@@ -403,7 +403,7 @@ class _ServerRoutes:
         return self._log_and_convert_to_api_error(error).make_error_response()
 
     def _log_and_convert_to_api_error(self, error: Exception) -> ApiError:
-        """Converts an error to an `ApiError`, and logs it if it is the server's fault."""
+        """Converts an error to an `ApiError`, and logs errors that are the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
             self.warn(wire.join_message_and_hint(error))
         return wire.convert_to_api_error(error)

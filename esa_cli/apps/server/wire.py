@@ -32,7 +32,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that an HTTP client gets instead of an answer; `param` is the invalid parameter."""
+    """An error that an HTTP client gets instead of an answer; `param` names its parameter."""
 
     status: int
     message: str

@@ -70,9 +70,8 @@ class AskOptions(options.DocumentOptions):
         ),
     ] = None
 
-    @property
-    def shown_passage_count(self) -> int:
-        """The number of passages to show with the answer or to put into its JSON object."""
+    def count_shown_passages(self) -> int:
+        """Returns how many passages `esa ask` shows or puts into its JSON object."""
         return answer_output.choose_passage_count(self.top, self.quiet and not self.as_json)
 
 
@@ -144,7 +143,7 @@ class AskCommandRun:
         )
         named = self.documents.gathered.documents
         sized = () if opts.library else named  # the documents of the library may have any length
-        keep, place = opts.keep, model.choose_model_place()
+        keep, place = opts.keep, model.choose_device_and_dtype()
         ready = prepare(chosen, place, reporter, method=opts.method, documents=sized, keep=keep)
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
         if len(named) > 1:
@@ -210,7 +209,7 @@ class AskCommandRun:
         else:
             reporter.warn("esa: the answer after reading:")
             print(strip_control_chars(reply.text), flush=True)
-            answer_output.print_answer_notes(reply, self.opts.shown_passage_count, reporter)
+            answer_output.print_answer_notes(reply, self.opts.count_shown_passages(), reporter)
         return reply
 
     def _ask_question(self, streams_answer: bool) -> Reply:
@@ -220,18 +219,18 @@ class AskCommandRun:
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(opts.shown_passage_count, 0 if opts.as_json else 1),
+            evidence=max(opts.count_shown_passages(), 0 if opts.as_json else 1),
             on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams_answer else None,
             **self.generation,
         )
         reporter.clear_spinner()
         if streams_answer:
             print(flush=True)
-            answer_output.print_answer_notes(reply, opts.shown_passage_count, reporter)
+            answer_output.print_answer_notes(reply, opts.count_shown_passages(), reporter)
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:
-        """Writes the HTML page of --report, if wanted, after the answer has been printed."""
+        """Writes the answer as an HTML page to the file of --report, if that option is given."""
         if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
             output_paths.write_text_file(self.opts.report, page)

@@ -153,8 +153,8 @@ def _load_batch_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A question of the questions file, with the files that `documents` names, and with a `key` of
-    digests of the question, of the settings, and of the files' contents."""
+    """A question of the questions file; `key` has digests of the question with its settings, and of
+    the contents of its documents."""
 
     line: int
     id: Any
@@ -169,7 +169,7 @@ class BatchQuestion:
 def read_questions_file(
     questions_file: Path, default_documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
-    """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
+    """Returns the questions of a file, in order; an invalid line becomes a question with a fault.
     The key of each question contains a digest of `answer_settings`, on which answers depend.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
@@ -212,7 +212,7 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Parses a line of the questions file; returns its JSON object and "", or {} and its fault."""
+    """Parses a line of the questions file; returns its JSON object, or {} and what is wrong."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -221,8 +221,8 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_document_path(value: Any) -> bool:
-        return isinstance(value, str) and value not in ("", "-")
+    def is_path(name: Any) -> bool:
+        return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
@@ -230,9 +230,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (
-        isinstance(names, list) and names and all(map(is_document_path, names))
-    ):
+    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
@@ -259,7 +257,7 @@ QuestionGroup = list[tuple[int, BatchQuestion]]
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[QuestionGroup]:
-    """Groups the wanted questions by their documents."""
+    """Groups the questions whose index `is_wanted` accepts by their documents."""
     by_documents: dict[SourceFiles, QuestionGroup] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
@@ -338,7 +336,7 @@ def _answer_question_group(
     add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, and keeps no reference to the documents."""
+    """Answers questions about the same documents, which may be closed when it returns."""
     files, refusal = group[0][1].files, None
     books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
     open_books.needed = files.paths

@@ -103,7 +103,7 @@ def _fit_and_measure_compressors(
 
     given = model.load_preset_for_comparison()
     text = join_documents(read_documents(texts, reporter).documents)
-    ready = prepare(given, model.choose_model_place(), reporter, attaches=True)
+    ready = prepare(given, model.choose_device_and_dtype(), reporter, attaches=True)
     chosen = fitted_projections.choose_target_preset(opts.target, given)
     loaded = ready.model.load(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
@@ -222,7 +222,8 @@ def _find_retrieval_heads(
     from esa_cli.qa.opening import inspect_model
 
     retrieval_heads.build_voting_method(preset)
-    length, place, texts = parse_token_count(opts.length), model.choose_model_place(), opts.haystack
+    length, place = parse_token_count(opts.length), model.choose_device_and_dtype()
+    texts = opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
     known = inspect_model(preset, place, reporter)
     known.check_methods_run({"preset": preset}, length)

@@ -125,7 +125,7 @@ class Conversation:
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
-        """Stops the current answer before its next piece, even when a signal handler calls this."""
+        """Stops the current answer before its next piece of text; safe in a signal handler."""
         self._must_stop = True
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
@@ -255,7 +255,7 @@ def _stop_answer_at_ctrl_c(stop_answer: Callable[[], None]) -> Iterator[None]:
 def format_chat_as_markdown(
     subtitle: str, document_names: Sequence[str], record: Sequence[tuple[str, Reply]]
 ) -> str:
-    """Formats a conversation as Markdown, below a subtitle and the names of the documents."""
+    """Formats questions and replies as Markdown, below a subtitle and the documents' names."""
     lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in document_names)]
     for number, (question, reply) in enumerate(record, 1):
         lines += ["", f"## Question {number}", ""]

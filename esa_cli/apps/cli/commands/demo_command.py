@@ -44,19 +44,19 @@ def demo(
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), format_size(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        _print_styled(
+        _print_in_style(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
         with open_esa(adapt_preset(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
-            _print_styled(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
+            _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             questions = choose_demo_questions(count)
             right = sum(_ask_and_check(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
-    _print_styled(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
-    _print_styled('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
+    _print_in_style(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
+    _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
 def choose_demo_questions(question_count: int) -> list[RewordedQuestion]:
@@ -71,7 +71,7 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
-    _print_styled(question.question, "bold")
+    _print_in_style(question.question, "bold")
     sys.stdout.write("  ")
     reporter.show_spinner("answering")
     stream = answer_output.AnswerPrinter(sys.stdout, reporter)
@@ -79,18 +79,18 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _print_styled(f"  {answer_output.NOT_FOUND}")
+        _print_in_style(f"  {answer_output.NOT_FOUND}")
     answers = question.answers
     right = contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _print_styled(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
+    _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
     for line in answer_output.format_passage_lines(reply, 1, sys.stdout.isatty()):
-        _print_styled(line, "cyan")
-    _print_styled("")
+        _print_in_style(line, "cyan")
+    _print_in_style("")
     return right
 
 
-def _print_styled(text: str, style: str | None = None) -> None:
+def _print_in_style(text: str, style: str | None = None) -> None:
     console = make_console(sys.stdout)
     console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

@@ -72,12 +72,12 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def write_progress_row(self, read: int, coverage: Coverage, is_last: bool = False) -> None:
+    def write_progress(self, passages_read: int, coverage: Coverage, is_last: bool = False) -> None:
         """Appends a row with the number of passages read, every 64 passages and at the end."""
-        step = 1 if is_last or read == coverage.chosen else EVERY
-        if read >= self._read + step:
-            self.append({"read": read, "chosen": coverage.chosen, "of": coverage.passages})
-            self._read = read
+        step = 1 if is_last or passages_read == coverage.chosen else EVERY
+        if passages_read >= self._read + step:
+            self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
+            self._read = passages_read
 
 
 FIELDS = (
@@ -232,7 +232,7 @@ def _find_passages(
 
 
 def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
-    """Returns name, path, best score and passage count of the document of each sorted passage."""
+    """Returns the name, path, best score and passage count of each document of the passages."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
@@ -414,13 +414,13 @@ def _collect_and_print_places(
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], Coverage]:
-    """Collects the places that answer a question and that no earlier run has collected, and prints
-    all places, even if stopped. Returns all places, and how many passages were read."""
+    """Collects the places that answer a question, continues an earlier run, and prints all places,
+    even if the run is stopped. Returns all places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(read_passages: int, all_passages: int) -> None:
         nonlocal progress
-        file.write_progress_row(collection.settled_passage_count, collection.coverage)
+        file.write_progress(collection.settled_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
         progress(read_passages, all_passages)
 
@@ -438,8 +438,7 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            read = collection.settled_passage_count
-            file.write_progress_row(read, collection.coverage, is_last=True)
+            file.write_progress(collection.settled_passage_count, collection.coverage, is_last=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)

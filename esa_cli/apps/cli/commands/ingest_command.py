@@ -110,7 +110,7 @@ def ingest(
             from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
-            prepare(chosen, model.choose_model_place(), reporter, keep=True)
+            prepare(chosen, model.choose_device_and_dtype(), reporter, keep=True)
             library, on_ray = get_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
             yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)

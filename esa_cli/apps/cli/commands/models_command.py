@@ -28,7 +28,7 @@ def list_models(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the models on this machine, or models with a short name."""
+    """List the models on this machine, or hub models with short names."""
     from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import load_known_models
 

@@ -51,7 +51,7 @@ def plan(
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
         chosen = adapt_preset(model.load_preset(), reporter, loads=False)
-        ready = prepare(chosen, model.choose_model_place(), reporter)
+        ready = prepare(chosen, model.choose_device_and_dtype(), reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.planner, ready.index, Library()
     reader: int | None = 0
@@ -126,15 +126,16 @@ def doctor(as_json: options.Json = False) -> None:
         elif key == "devices":
             rows += [(g["device"], f"{g['name']}, {format_size(g['free'])}") for g in value]
         elif isinstance(value, dict):
-            rows += [(f"{key} {name}", _format_fact(name, part)) for name, part in value.items()]
+            pairs = value.items()
+            rows += [(f"{key} {name}", _format_machine_fact(name, part)) for name, part in pairs]
         elif key != "hints":
-            rows.append((key.replace("_", " "), _format_fact(key, value)))
+            rows.append((key.replace("_", " "), _format_machine_fact(key, value)))
     print_table(("", ""), rows)
     for hint in facts["hints"]:
         print(f"hint: {hint}")
 
 
-def _format_fact(fact_name: str, value: Any) -> str:
+def _format_machine_fact(fact_name: str, value: Any) -> str:
     if value is None:
         return "none"
     if fact_name in _SIZES:

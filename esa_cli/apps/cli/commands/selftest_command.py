@@ -130,7 +130,7 @@ def _run_selftests(
 
     shard = rows.check_files_and_parse_shard(rows.out)
     reporter.stage("import", 0, None)
-    place = model.choose_model_place()
+    place = model.choose_device_and_dtype()
     header = {
         **files.describe_command_run(),
         "model": preset.model,
@@ -258,7 +258,7 @@ def compare(
         refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_comparison()
         text = join_documents(read_documents(documents, reporter).documents)
-        ready = prepare(chosen, model.choose_model_place(), reporter, attaches=True)
+        ready = prepare(chosen, model.choose_device_and_dtype(), reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_by_prefill(settings, chosen, tokens)
@@ -335,7 +335,7 @@ def bench(
     presets = {method: apply_compared_method(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
-    place = model.choose_model_place()
+    place = model.choose_device_and_dtype()
     settings = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
     dtype = place.packing or str(place.dtype)
     header = {

@@ -106,7 +106,7 @@ class ModelOptions:
         for name, value in changes.items():
             object.__setattr__(self, name, value)
 
-    def choose_model_place(self) -> ModelPlace:
+    def choose_device_and_dtype(self) -> ModelPlace:
         """Returns the device, dtype and cache of the model. Raises UsageError: one is invalid."""
         from esa_cli.qa.opening import ModelPlace
 
@@ -211,7 +211,7 @@ class ReaderOptions:
         return address, model or None
 
     def make_answer_key_fields(self) -> dict[str, str | None]:
-        """Returns the server's model that --reader names, for keys that tell answers apart."""
+        """Returns the server's model of --reader as a dictionary, for keys of stored answers."""
         return {} if self.reader is None else {"reader_model": self.split_reader_option()[1]}
 
     def choose_reader(self) -> ReaderChoice | None:
@@ -275,7 +275,7 @@ class ShardOptions:
     ] = None
 
     def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
-        """Checks --join and the output file, and returns the shard that --shard names. Raises
+        """Checks --join and the output file, and returns the shard of --shard. Raises
         UsageError: --shard is not K/N, or one of the files is wrong."""
         for path in self.join or ():
             if not path.is_file():
@@ -381,12 +381,12 @@ def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def ask_to_confirm_removal(noun: str, names: str, is_confirmed: bool) -> None:
+def ask_to_confirm_removal(noun: str, removed_names: str, is_confirmed: bool) -> None:
     """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
     UsageError: there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"removing a {noun} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {names}?", err=True):
+    if not typer.confirm(f"Remove {removed_names}?", err=True):
         raise typer.Exit(1)

@@ -46,7 +46,7 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
 
 
 def format_passage_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
-    """Formats the place of a passage, and its weight if found: `a.pdf, page 3, line 4 (12%)`."""
+    """Formats a passage's place, and its weight if the answer was found: `a.pdf, line 4 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
     weight = f" ({passage.weight:.0%})" if answer_found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"

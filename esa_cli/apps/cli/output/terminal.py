@@ -182,7 +182,7 @@ class Reporter:
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback that shows progress, rate and time left in a spinner or rare lines."""
+        """Returns a callback that shows the progress, the rate and the remaining time."""
         started = time.monotonic()
         if label and not self.live:
             self.note(f"esa: {label}")
