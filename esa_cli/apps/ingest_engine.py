@@ -183,11 +183,11 @@ def _prepare_worker_process(pickled_worker: bytes, thread_count: int) -> None:
     parent = parent_process()
     assert parent is not None
 
-    def exit_when_parent_ends() -> None:
+    def exit_when_parent_process_ends() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=exit_when_parent_ends, daemon=True).start()
+    threading.Thread(target=exit_when_parent_process_ends, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(thread_count))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     _worker = pickle.loads(pickled_worker)

@@ -46,7 +46,7 @@ def _is_existing_path(argument: str) -> bool:
 
 
 def read_documents(
-    names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
+    document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
     """Reads the documents that file names, folders and patterns stand for, or only one shard of the
     documents, and warns of files that are left out.
@@ -56,9 +56,9 @@ def read_documents(
         DocumentError: a named document cannot be read."""
     from esa_cli.documents.document import select_files_of_shard, source_files
 
-    files = source_files(names)
+    files = source_files(document_names)
     if not shard.is_whole_list:
-        if "-" in names:
+        if "-" in document_names:
             raise UsageError("--shard cannot divide standard input (-)", SAVE_INPUT)
         count, files = len(files.paths), select_files_of_shard(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)

@@ -248,7 +248,7 @@ class QuestionDocuments:
                 f"{len(books)}"
             )
         if skipped:
-            self._reporter.warn_left_out(
+            self._reporter.warn_document_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
         return drop_duplicate_texts([*self._books, *books])
@@ -260,12 +260,12 @@ class QuestionDocuments:
                 return self._open_entry(entry)
             except (UsageError, DocumentError) as error:
                 if not isinstance(error, UsageError) or self._catalogue is None:
-                    self._reporter.warn_left_out(error.message)
+                    self._reporter.warn_document_left_out(error.message)
         try:
             if self._open_path is not None and candidate.path:
                 return self._open_path(candidate.path)
         except DocumentError as error:
-            self._reporter.warn_left_out(error.message)
+            self._reporter.warn_document_left_out(error.message)
         return None
 
     def _find_candidate_documents(
@@ -287,7 +287,7 @@ class QuestionDocuments:
                 self._warn_of_unreadable_files([record.path for record in stored.refused])
                 if stored.damaged:
                     damaged = pluralize(len(stored.damaged), "damaged document")
-                    reporter.warn_left_out(damaged, "`esa library list` says which")
+                    reporter.warn_document_left_out(damaged, "`esa library list` says which")
             self._candidates = {text.digest: text for text in stored.texts}
             has_entries = [bool(text.entries) for text in stored.texts]
             count = len(file_paths) + len(has_entries)
@@ -298,7 +298,7 @@ class QuestionDocuments:
             if any(has_entries):
                 progress = reporter.start_progress("words of the library", "documents")
                 for error in catalogue.add_stored_texts(progress):
-                    reporter.warn_left_out(error.message)
+                    reporter.warn_document_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
@@ -324,7 +324,7 @@ class QuestionDocuments:
             files = (
                 f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_name_list(paths)})"
             )
-            self._reporter.warn_left_out(files)
+            self._reporter.warn_document_left_out(files)
 
 
 class LazyPassageFinder:

@@ -120,7 +120,7 @@ class AllowedDocuments:
                     return document
             raise
 
-    def _resolve_file_path(self, name: str) -> Path:
+    def _resolve_file_path(self, file_name: str) -> Path:
         """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed_folders:
             raise ApiError(403, "requests to this server may not name documents", "documents")
@@ -128,14 +128,14 @@ class AllowedDocuments:
         for folder in self.allowed_folders:
             # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
-                path = (folder / name).resolve()
+                path = (folder / file_name).resolve()
                 if path.is_relative_to(folder):
                     is_inside = True
                     if path.is_file():
                         return path
         if is_inside:
-            raise _make_missing_document_error(name)
-        raise ApiError(403, f"{name} is not in an allowed folder", "documents")
+            raise _make_missing_document_error(file_name)
+        raise ApiError(403, f"{file_name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, RequestableDocument]:
         """Returns the library's texts that requests may name, by id. Raises LibraryError,
@@ -225,10 +225,10 @@ class AllowedDocuments:
             order = [text.digest for text in catalogue.texts.rank_texts(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
-    def read_named_document(self, name: str) -> Document:
+    def read_named_document(self, document_name: str) -> Document:
         """Reads one document without using the model, in any thread. Raises DocumentError. ApiError
         403, 404: the document is missing or may not be named."""
-        named = self._find_document(name, cache(self.list_stored_texts))
+        named = self._find_document(document_name, cache(self.list_stored_texts))
         return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
     def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
@@ -265,8 +265,8 @@ class AllowedDocuments:
         return ids
 
 
-def _make_missing_document_error(name: str) -> ApiError:
-    return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
+def _make_missing_document_error(document_name: str) -> ApiError:
+    return ApiError(404, f"there is no document {document_name}", "documents", "document_not_found")
 
 
 def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:

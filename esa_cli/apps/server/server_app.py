@@ -159,11 +159,11 @@ class AccessCheck:
             raise ApiError(403, "web pages from other sites may not send requests to this server")
 
 
-def _is_same_origin(origin: str, host: str) -> bool:
+def _is_same_origin(origin_header: str, host_header: str) -> bool:
     """Returns whether a request's Origin header has the host name and port of its Host header.
     Raises KeyError, ValueError: the origin is malformed."""
-    page = urlsplit(origin)
-    server = urlsplit(f"{page.scheme}://{host}")
+    page = urlsplit(origin_header)
+    server = urlsplit(f"{page.scheme}://{host_header}")
     default = _PORTS[page.scheme]
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
 
@@ -409,8 +409,8 @@ class _ServerRoutes:
         return wire.convert_to_api_error(error)
 
 
-def _encode_sse_event(data: Any) -> bytes:
-    return b"data: %s\n\n" % wire.encode_json(data)
+def _encode_sse_event(event_data: Any) -> bytes:
+    return b"data: %s\n\n" % wire.encode_json(event_data)
 
 
 def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
@@ -460,6 +460,6 @@ def _read_page_file(file_name: str) -> str:
     return path.read_text("utf-8").replace("\r\n", "\n")
 
 
-def _make_script_or_style_hash(text: str) -> str:
+def _make_script_or_style_hash(script_or_style: str) -> str:
     """Returns the hash by which a content security policy allows exactly this script or style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    return f"sha256-{base64.b64encode(hashlib.sha256(script_or_style.encode()).digest()).decode()}"

@@ -127,7 +127,7 @@ def batch(
 
 def _load_batch_questions(
     questions_file: Path,
-    out: Path,
+    answers: Path,
     default_documents: Sequence[str],
     answer_settings: Mapping[str, Any],
     reporter: terminal.Reporter,
@@ -135,9 +135,9 @@ def _load_batch_questions(
     """Reads the questions file, and warns of questions that cannot be asked."""
     if "-" in default_documents:
         raise UsageError("a document must be a file, got standard input (-)", SAVE_INPUT)
-    output_paths.check_output_file("--out", out, [str(questions_file)], "the questions file")
-    if out.exists() and not out.is_file():  # as its rows are read first
-        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
+    output_paths.check_output_file("--out", answers, [str(questions_file)], "the questions file")
+    if answers.exists() and not answers.is_file():  # as its rows are read first
+        raise UsageError(f"--out must be a regular file, got {answers}", "choose another --out")
     questions = read_questions_file(questions_file, default_documents, answer_settings)
     for question in questions:
         if question.fault:
@@ -274,11 +274,11 @@ def select_questions_of_shard(
 
 
 def open_answers_file(
-    out: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
+    answers_path: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
 ) -> OrderedJsonLinesFile:
     """Opens the answers file; if `drops_failed_rows` is set, rows with an error are deleted."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(out, places, retry_failed=drops_failed_rows)
+    return OrderedJsonLinesFile(answers_path, places, retry_failed=drops_failed_rows)
 
 
 def copy_answers_from_shard_files(

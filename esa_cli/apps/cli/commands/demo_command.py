@@ -53,7 +53,7 @@ def demo(
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             questions = choose_demo_questions(count)
-            right = sum(_ask_and_check(esa, book, one, reporter) for one in questions)
+            right = sum(_ask_and_check_answer(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
     _print_in_style(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
@@ -67,7 +67,9 @@ def choose_demo_questions(question_count: int) -> list[RewordedQuestion]:
     return [*answered[: max(1, question_count - 1)], *[unanswered][: question_count - 1]]
 
 
-def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
+def _ask_and_check_answer(
+    esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter
+) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 

@@ -181,14 +181,14 @@ def _update_library_from_folders(
     reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
     failed = dict[str, bool]()
 
-    def update_library_and_print_changes(folder: str, is_first: bool) -> None:
+    def update_library_and_print_changes(folder: str, is_first_update: bool) -> None:
         result = update_library_from_folder(
             folder, library, load_esa, reporter,
-            prune=prune, prune_if_empty=prune_if_empty and is_first,
-            reported_files=reported_files[folder], is_first=is_first,
+            prune=prune, prune_if_empty=prune_if_empty and is_first_update,
+            reported_files=reported_files[folder], is_first=is_first_update,
         )  # fmt: skip
         failed[folder] = bool(result["failed"])
-        if not is_first and not any(result[key] for key in CHANGES):
+        if not is_first_update and not any(result[key] for key in CHANGES):
             return
         if as_json:
             print(terminal.format_json(result), flush=True)
@@ -204,13 +204,13 @@ def _update_library_from_folders(
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in reported_files:
-        update_library_and_print_changes(folder, is_first=True)
+        update_library_and_print_changes(folder, is_first_update=True)
     if watch:
         reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in iterate_poll_times():
             time.sleep(SETTLE_S)
             for folder in reported_files:
-                update_library_and_print_changes(folder, is_first=False)
+                update_library_and_print_changes(folder, is_first_update=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
@@ -264,7 +264,7 @@ def update_library_from_folder(
             failed.append(record._replace(why=error.message, hint=error.hint))
     for record in failed:
         if record not in reported_files:
-            reporter.warn_left_out(record.why, record.hint)
+            reporter.warn_document_left_out(record.why, record.hint)
     for left_out in state.left_out if is_first else ():
         reporter.warn(f"esa: {left_out.line}")
     removed = [record.path for record in state.removed if record not in reported_files]

@@ -97,7 +97,7 @@ def show_document(
     if as_json:
         terminal.print_json({**entry.as_json(), **({"text": stored.text(entry)} if text else {})})
     elif text:
-        terminal.print_text(stored.text(entry))
+        terminal.print_text_safely(stored.text(entry))
     else:
         facts = entry.as_json()
         facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
@@ -232,11 +232,11 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[Entry]:
+def _find_stored_documents(user_library: Library, names_or_ids: Sequence[str]) -> list[Entry]:
     """Finds stored documents by their names or the beginnings of their ids, without duplicates."""
     entries = dict[str, Entry]()
     for name in names_or_ids:
-        matches = stored.match_entries(name)
+        matches = user_library.match_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:

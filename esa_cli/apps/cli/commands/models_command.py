@@ -127,7 +127,7 @@ def show_preset(
     options.load_plugin_files(given.plugins)
     chosen = resolve_preset(name, given.settings or []).preset
     check_adapter_and_finder(chosen.answer)
-    terminal.print_text(dump(chosen))
+    terminal.print_text_safely(dump(chosen))
 
 
 def methods(

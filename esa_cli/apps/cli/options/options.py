@@ -381,12 +381,12 @@ def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def ask_to_confirm_removal(noun: str, removed_names: str, is_confirmed: bool) -> None:
+def ask_to_confirm_removal(removed_thing: str, removed_names: str, is_confirmed: bool) -> None:
     """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
     UsageError: there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {noun} must be confirmed", "add --yes")
+        raise UsageError(f"removing a {removed_thing} must be confirmed", "add --yes")
     if not typer.confirm(f"Remove {removed_names}?", err=True):
         raise typer.Exit(1)

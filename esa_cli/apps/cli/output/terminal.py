@@ -59,7 +59,7 @@ def print_json(data: object) -> None:
     print(format_json(data, indent=2))
 
 
-def print_text(text: str) -> None:
+def print_text_safely(text: str) -> None:
     """Prints a text on standard output: cleaned on a terminal, unchanged in a file or pipe."""
     sys.stdout.write(strip_control_chars(text) if sys.stdout.isatty() else text)
 
@@ -152,7 +152,7 @@ class Reporter:
         """Prints a warning as one line on standard error, even if `quiet` is set."""
         self._print_line(text, None)
 
-    def warn_left_out(self, message: str, hint: str = "") -> None:
+    def warn_document_left_out(self, message: str, hint: str = "") -> None:
         """Warns that a document is left out, and says why."""
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
@@ -188,12 +188,12 @@ class Reporter:
             self.note(f"esa: {label}")
         print_note_if_due = self.make_throttled_note_printer()
 
-        def show_progress(done: int, total: int) -> None:
-            rate = done / max(time.monotonic() - started, 1e-9)
-            left = format_duration((total - done) / max(rate, 1e-9))
-            text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
+        def show_progress(done_count: int, total_count: int) -> None:
+            rate = done_count / max(time.monotonic() - started, 1e-9)
+            left = format_duration((total_count - done_count) / max(rate, 1e-9))
+            text = f"{done_count:,} of {total_count:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
             self.show_spinner(f"{label}: {text}" if label else text)
-            if done < total and not self.live:
+            if done_count < total_count and not self.live:
                 print_note_if_due(text)
 
         return show_progress
