@@ -87,7 +87,7 @@ class ModelError(EsaError):
 
 
 class ReaderError(ModelError):
-    """The server of the reader model cannot be reached, or returns no answer."""
+    """The server of the model that writes answers cannot be reached, or returns no answer."""
 
 
 class ResourceError(EsaError):

@@ -67,7 +67,7 @@ DOCUMENTS = (
 
 
 class ToolArguments(BaseModel):
-    """The arguments of a tool. The client's model reads the docstring of each subclass as the
+    """The arguments of an MCP tool. The client's model reads the docstring of each subclass as the
     description of its tool."""
 
     model_config = ConfigDict(extra="forbid")
@@ -113,7 +113,7 @@ class IngestArguments(ToolArguments):
 
 
 class ListArguments(ToolArguments):
-    """Lists the documents of the library, and other files that may be named. The field `how` is
+    """Lists the documents of the library, and files that calls may name. The field `how` is
     `read` if the model has read the document, `words` if only its words are indexed, and `file` if
     it is found only when named. Files in the listed `folders` may be named by their paths, too."""
 

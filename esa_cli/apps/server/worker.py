@@ -114,7 +114,7 @@ class JobThread:
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
     def submit_job(self, job: WorkerJob) -> None:
-        """Adds a job to the queue. Raises QueueFullError."""
+        """Adds a job to the queue of the thread. Raises QueueFullError."""
         if self.count_unfinished_jobs() > self.max_waiting:
             raise QueueFullError
         try:

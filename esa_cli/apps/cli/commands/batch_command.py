@@ -240,7 +240,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
 
 
 def _compute_file_digest(path: str) -> str:
-    """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
+    """Returns the SHA-256 digest of a file, or an empty string if the file cannot be read."""
     try:
         if not os.path.isfile(path):
             return ""

@@ -93,8 +93,7 @@ def calibrate(
 def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
-    """Fits compressors of keys, measures the recall of each, and writes the best compressor to a
-    file. Returns the recalls, the preset whose queries were fitted, and the training settings."""
+    """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers

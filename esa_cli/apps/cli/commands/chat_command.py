@@ -52,7 +52,7 @@ def chat(
     reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Talk about documents; each question may refer to earlier ones.
+    """Talk about documents; each question may refer to earlier questions.
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
@@ -214,7 +214,7 @@ class Conversation:
                 f"`esa chat` has no command {command}", "type /help for a list of the commands"
             )
         elif not record:
-            raise UsageError("there is no answer yet", "ask a question first")
+            raise UsageError("the conversation has no answer yet", "ask a question first")
         elif command == "/save":
             self._save_conversation_as_markdown(argument.strip("\"'"))
         elif not record[-1][1].evidence:

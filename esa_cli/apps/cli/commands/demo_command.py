@@ -1,7 +1,7 @@
 """The command `esa demo`, which asks questions about a generated chronicle and checks the answers.
 
-The chronicle is over four times as long as the default model's window. The questions use other
-words than the chronicle, and one question has no answer in the chronicle.
+The generated chronicle is over four times as long as the default model's window. The questions of
+`esa demo` use other words than the chronicle, and one question has no answer in the chronicle.
 """
 
 from __future__ import annotations

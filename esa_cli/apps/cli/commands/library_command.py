@@ -190,7 +190,7 @@ def copy_documents(
 ) -> None:
     """Copy documents to or from a folder or archive.
 
-    A folder or archive with copied documents is a library, too. Every copied file is checked."""
+    A folder or archive with copied documents is a library, too. Each copied file is checked."""
     from esa_cli.apps.cli.options import output_paths
     from esa_cli.storage.library.library_copy import is_archive, pull_documents, push_documents
 
@@ -241,7 +241,7 @@ def _find_stored_documents(user_library: Library, names_or_ids: Sequence[str]) -
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
-            raise UsageError(f"{name} fits {len(matches)} documents: {ids}", "use an id")
+            raise UsageError(f"name or id {name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
 

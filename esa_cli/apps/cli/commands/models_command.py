@@ -187,7 +187,7 @@ def write_plugin_template(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
-    """Write a working plugin file to start from."""
+    """Write a working example of a plugin to a file."""
     from esa_cli.methods.plugin_loading import load_installed_plugins, write_plugin_template
 
     load_installed_plugins()

@@ -120,7 +120,7 @@ def _run_selftests(
     rows: options.ComparisonOptions,
     reporter: terminal.Reporter,
 ) -> None:
-    """Runs the tests and prints the scores of the methods. Raises EsaError."""
+    """Runs self-tests of several methods, and prints their scores. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, choose_ceiling_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
@@ -236,7 +236,7 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question with several methods, and compare.
+    """Answer one question with several methods, to compare them.
 
     Every method has the same token budget, but uses full attention for a document of at most
     window.dense tokens.
@@ -312,7 +312,7 @@ def bench(
     rows: options.ComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Run a public benchmark, and print a table like its paper's.
+    """Run a public benchmark, and print a table of its scores.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
     from esa_cli.evaluation.bench import bench_run

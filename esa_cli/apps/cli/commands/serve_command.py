@@ -77,7 +77,7 @@ class ServeOptions:
                 raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
             raise UsageError(
-                "the token must be one word of printable ASCII", "choose another token"
+                "the API token must be one word of printable ASCII", "choose another token"
             )
 
 
@@ -93,9 +93,9 @@ def serve(
     reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve a page for questions, and /v1/chat/completions.
+    """Serve a web page for questions, and an API like OpenAI's.
 
-    Browsers show the page, and programs made for OpenAI's API use /v1/chat/completions. The command
+    Browsers show the page, and programs made for OpenAI's API use /v1/chat/completions. `esa serve`
     prints the base URL when the server is ready; Ctrl-C ends the server."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import adapt_preset
