@@ -50,7 +50,7 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     with ExitStack() as stack:
         none = SourceFiles((), ())
         documents = QuestionDocuments(none, library, reporter, stack, limit=most, in_library=True)
-        documents.set_book_openers([], esa.stored, esa.open)
+        documents.set_document_openers([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
             reply = esa.ask(fact["question"], documents.open_documents_for(fact["question"]))

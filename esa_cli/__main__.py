@@ -1,7 +1,7 @@
-"""The program `esa`, also run by `python -m esa_cli`: its commands, and the exit codes of errors.
+"""Runs a command of the program `esa`, or `python -m esa_cli`, and turns errors into exit codes.
 
-Only the called command is imported, and all slow imports happen inside functions, so that Ctrl-C
-ends the program without a traceback from the first moment on.
+Slow modules are imported inside functions, so that Ctrl-C ends the program without a traceback even
+while a module is imported.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        code = _run_command(sys.argv[1:] if arguments is None else arguments)
+        code = _run_esa_command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, Exception) and not (
             was_interrupted and convert_to_esa_error(error) is None
         ):
-            return _report_error(error)
+            return _print_error_and_get_exit_code(error)
         if is_program:  # the process ends without what libraries do at its end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _print_error("interrupted")
@@ -106,14 +106,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _silence_stderr() -> None:
-    """Discards everything that libraries print while the process ends. As no garbage is collected,
-    the library nanobind, a part of triton, would report that all of its functions leak."""
+    """Discards what libraries print while the process ends, such as nanobind's reports of leaks."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _run_command(arguments: list[str]) -> int:
-    """Runs the command that the arguments name, and returns the exit code of the command."""
+def _run_esa_command(arguments: list[str]) -> int:
+    """Runs the `esa` command that the arguments name, and returns its exit code."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer
@@ -132,12 +131,12 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
-    """Puts the command `ask` before arguments that begin with a document, and replaces abbreviating
-    options such as --dtype by --set. Raises UsageError: a command or option was replaced."""
+    """Adds the command `ask` if the first argument is a document, and replaces short options like
+    `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was replaced."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
-        _refuse_replaced_command_or_option(" ".join(arguments[:length]))
+        _raise_if_command_or_option_was_replaced(" ".join(arguments[:length]))
     name, *rest = arguments
     if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
         name, rest = "ask", arguments
@@ -150,19 +149,19 @@ def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
         elif option in SHORT and (option, name) != ("--plugin", "methods"):
             words += ["--set", SHORT[option] + value]
         else:
-            _refuse_replaced_command_or_option(option)
+            _raise_if_command_or_option_was_replaced(option)
             words.append(word)
     return [name, *words, *rest[end:]]
 
 
-def _refuse_replaced_command_or_option(word: str) -> None:
-    if word in REPLACED:
-        raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
+def _raise_if_command_or_option_was_replaced(name: str) -> None:
+    if name in REPLACED:
+        raise UsageError(f"{name} was replaced in version 0.3 of esa", f"use {REPLACED[name]}")
 
 
 def make_click_command(called_command: str | None = None) -> Any:
-    """Makes the click command `esa`. If `called_command` is known, only this subcommand is made, as
-    making all of them takes a tenth of a second."""
+    """Makes the click command `esa` with all subcommands or, which is faster, with only the
+    subcommand `called_command`."""
     import typer
     import typer.main
 
@@ -197,8 +196,8 @@ def make_click_command(called_command: str | None = None) -> Any:
     return group
 
 
-def _report_error(error: Exception) -> int:
-    """Prints an error message and returns the exit code of the error."""
+def _print_error_and_get_exit_code(error: Exception) -> int:
+    """Prints the message and hint of an error, and returns its exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -220,8 +219,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _print_error(message: str, hint: str = "") -> None:
-    """Prints the message and the hint as one line each, without control characters, which names of
-    files may contain."""
+    """Prints an error's message and its hint, each as one line without control characters."""
     _flush_output_streams()
     with contextlib.suppress(OSError, ValueError):
         for begin, text in (("esa: ", message), ("     ", hint)):

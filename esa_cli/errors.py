@@ -22,7 +22,7 @@ NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
 
 
 class EsaError(Exception):
-    """An error that the user can do something about. The hint may be empty."""
+    """An error that the user can do something about; its hint may be empty."""
 
     exit_code = BUG
 
@@ -65,7 +65,7 @@ class ArchiveFileError(LibraryError):
 
 
 class UnreadableError(LibraryError):
-    """The operating system refuses to read a file of the library, whose contents may be intact."""
+    """The operating system cannot read a file of the library, although it may be undamaged."""
 
 
 class PresetError(EsaError):
@@ -87,19 +87,19 @@ class ModelError(EsaError):
 
 
 class ReaderError(ModelError):
-    """The server of the reader model cannot be reached, or returns no answer."""
+    """The server of the model that writes answers cannot be reached, or returns no answer."""
 
 
 class ResourceError(EsaError):
-    """There is too little memory or disk space, or there are too few machines."""
+    """Memory or disk space is too small, or a cluster of machines has too few GPUs."""
 
     exit_code = 6
 
 
 class DiskError(ResourceError):
-    """The disk of the library is full."""
+    """The disk that holds the library is full."""
 
 
-def first_line(error: BaseException) -> str:
+def get_first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or the error's type if the message is empty."""
     return (str(error) or type(error).__name__).splitlines()[0]

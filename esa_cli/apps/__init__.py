@@ -1,1 +1,1 @@
-"""The interfaces for people and programs: the command line, chat, batch runs and the servers."""
+"""The interfaces of `esa` for people and programs: command line, chat, batch runs and servers."""

@@ -1,8 +1,7 @@
-"""Ingests documents for `esa ingest` in this process, or in processes of a machine or cluster.
+"""Ingests documents for `esa ingest` in this process, in several processes, or on a Ray cluster.
 
-Each process loads the model when it gets its first document. A document may be ingested twice
-without harm. If a process dies, the command ends with an error; finished documents are stored, and
-the same command continues.
+Each worker process loads the model when it gets its first document. If a worker process dies, `esa
+ingest` ends with an error, but keeps the ingested documents, and continues when it is run again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugin_files
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
-from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
+from esa_cli.errors import EsaError, ResourceError, UsageError, get_first_line
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import is_out_of_memory_error
 
@@ -44,14 +43,14 @@ IngestRow = dict[str, Any]
 """A document in the library, as JSON; `read_s` is 0 if the document was already stored."""
 
 
-def ingest_document(esa: Esa, document: Document, precision: str, reporter: Reporter) -> IngestRow:
-    """Ingests a document; warns if the document is stored with another precision."""
+def ingest_document(esa: Esa, document: Document, kv_dtype: str, reporter: Reporter) -> IngestRow:
+    """Ingests a document, and warns if its KV cache is already stored with another precision."""
     book = esa.ingest(document)
     entry = book.entry
-    if entry is not None and entry.kv_format not in (precision, "index"):
+    if entry is not None and entry.kv_format not in (kv_dtype, "index"):
         reporter.warn(
             f"esa: {document.name} is already stored with --rows {entry.kv_format}; "
-            f"for --rows {precision} run `esa library rm {entry.id}` first"
+            f"for --rows {kv_dtype} run `esa library rm {entry.id}` first"
         )
     reporter.clear_spinner()
     return {
@@ -74,13 +73,13 @@ class WarningCollector(Reporter):
 
 
 IngestTask = tuple[int, Document]
-Outcome = tuple[int, IngestRow, list[str]]
+IngestOutcome = tuple[int, IngestRow, list[str]]
 """The index of an ingested document, its JSON object, and the warnings about the document."""
 
 
 @dataclass
 class IngestWorker:
-    """Ingests documents in one worker process; `folder` is where `esa ingest` was started."""
+    """Ingests documents in a worker process; `esa ingest` was started in the folder `folder`."""
 
     preset: Preset
     model: ModelOptions
@@ -90,8 +89,8 @@ class IngestWorker:
     esa: Esa | None = None
     reporter: WarningCollector | None = None
 
-    def ingest_task(self, task: IngestTask) -> Outcome:
-        """Ingests the document of a task, and returns its result. Raises EsaError."""
+    def run_ingest_task(self, task: IngestTask) -> IngestOutcome:
+        """Ingests a task's document; returns its JSON object and warnings. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []
@@ -112,8 +111,8 @@ class IngestWorker:
             os.chdir(self.folder)
         except OSError as error:
             raise UsageError(
-                f"a worker cannot use the folder {self.folder}: {error.strerror}",
-                "start the command in a folder that all machines share",
+                f"a worker process cannot use the folder {self.folder}: {error.strerror}",
+                "start `esa ingest` in a folder that all machines of the cluster share",
             ) from None
         load_plugin_files(self.model.plugins)
         self._opened = open_esa(
@@ -131,9 +130,9 @@ def ingest_in_parallel(
     *,
     on_ray: bool,
 ) -> list[IngestRow]:
-    """Ingests documents in several processes, the longest first; returns a JSON object for each.
+    """Ingests documents in several processes; returns the JSON object of each document.
     Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
-    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note()
+    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note_printer()
     rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
@@ -155,8 +154,8 @@ _worker: IngestWorker
 
 def ingest_in_processes(
     worker: IngestWorker, tasks: Sequence[IngestTask], worker_count: int, reporter: Reporter
-) -> Generator[Outcome, None, None]:
-    """Ingests documents in processes that share this machine's cores; yields a result for each."""
+) -> Generator[IngestOutcome, None, None]:
+    """Ingests documents in processes of this machine, and yields the result of each document."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // worker_count)
@@ -165,7 +164,7 @@ def ingest_in_processes(
     about = pickle.dumps(worker), threads
     pool = ProcessPoolExecutor(worker_count, get_context("spawn"), _prepare_worker_process, about)
     try:
-        for future in as_completed([pool.submit(_ingest_in_worker, task) for task in tasks]):
+        for future in as_completed([pool.submit(_ingest_in_process, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker process died", MEMORY_HINT) from error
@@ -184,25 +183,25 @@ def _prepare_worker_process(pickled_worker: bytes, thread_count: int) -> None:
     parent = parent_process()
     assert parent is not None
 
-    def exit_with_parent() -> None:
+    def exit_when_parent_process_ends() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_when_parent_process_ends, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(thread_count))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     _worker = pickle.loads(pickled_worker)
 
 
-def _ingest_in_worker(task: IngestTask) -> Outcome:
-    return _worker.ingest_task(task)
+def _ingest_in_process(task: IngestTask) -> IngestOutcome:
+    return _worker.run_ingest_task(task)
 
 
 def ingest_on_ray_cluster(
     worker: IngestWorker, tasks: Sequence[IngestTask], actor_count: int | None, reporter: Reporter
-) -> Generator[Outcome, None, None]:
-    """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new cluster on this
-    machine; yields a result for each. The default is one actor per GPU, or else per machine."""
+) -> Generator[IngestOutcome, None, None]:
+    """Ingests documents in Ray actors, by default one per GPU or machine, of the Ray cluster at
+    $RAY_ADDRESS or of a new cluster on this machine; yields the result of each document."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -217,7 +216,7 @@ def ingest_on_ray_cluster(
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
-            f"the Ray cluster cannot be used: {first_line(error)}",
+            f"the Ray cluster cannot be used: {get_first_line(error)}",
             "check RAY_ADDRESS, or unset it to use this machine alone",
         ) from error
     try:
@@ -234,10 +233,11 @@ def ingest_on_ray_cluster(
         kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
         settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
         pool = ActorPool([kind.remote(*settings) for _ in range(count)])
-        yield from pool.map_unordered(lambda actor, task: actor.ingest_task.remote(task), tasks)
+        yield from pool.map_unordered(lambda actor, task: actor.run_ingest_task.remote(task), tasks)
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:
-        raise ResourceError(f"a worker process died: {first_line(error)}", MEMORY_HINT) from error
+        reason = get_first_line(error)
+        raise ResourceError(f"a worker process died: {reason}", MEMORY_HINT) from error
     finally:
         ray.shutdown()

@@ -1,8 +1,8 @@
 """Keeps documents open from one question to the next, for batch runs and servers.
 
 Files with the same text share one `Book`, an opened document. A file that has changed is read
-again. If memory is short, documents that the current question does not need are closed, the
-longest unused first.
+again. If memory is short, the least recently used documents are closed, but not those that the
+current question needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
@@ -20,6 +20,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
+    from esa_cli.qa.finding.passage_finder import Book
 
 MAX_OPEN = 16
 """How many documents stay open although the current question does not need them."""
@@ -27,8 +28,8 @@ Stamp = tuple[int, int] | None
 
 
 class OpenBookCache:
-    """The documents that were read, by path, and the `Book`s opened for the model, by text. Any
-    thread may read documents, but only one thread may open books."""
+    """Keeps documents by their paths, and `Book`s, documents opened for the model, by their texts.
+    Any thread may call `read_document`, but only one thread `open_book`."""
 
     def __init__(self, esa: Esa) -> None:
         self.esa = esa
@@ -37,12 +38,12 @@ class OpenBookCache:
         self._pinned = set[str]()
         self._documents: dict[str, tuple[Stamp, Document]] = {}
         """The stamp and the document of each path, the least recently used path first."""
-        self._books: dict[tuple[str, bool], Any] = {}
+        self._books: dict[tuple[str, bool], Book] = {}
         """Books by their text and by whether the book has been ingested."""
         self._lock = threading.RLock()
 
-    def pin_book(self, book: Any) -> None:
-        """Keeps an opened document for good; if its file changes, the document is read again."""
+    def keep_book_open(self, book: Book) -> None:
+        """Keeps an opened document as long as this cache; if its file changes, it is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if (
@@ -63,17 +64,18 @@ class OpenBookCache:
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
             self._close_unused_books()
-            while len(self._documents) > MAX_OPEN + len(self._pinned) and self._close_document():
+            most = MAX_OPEN + len(self._pinned)
+            while len(self._documents) > most and self._close_oldest_document():
                 pass
             return document
 
     def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
-    ) -> Any:
-        """Opens a document for the model, and returns a `Book`. Raises ResourceError, LibraryError.
+    ) -> Book:
+        """Opens a document for questions, once for each text. Raises ResourceError, LibraryError.
 
         Args:
-            progress: called during ingestion; an exception that it raises ends the ingestion.
+            progress: called during ingestion; an exception of this function ends the ingestion.
             read: whether the document must be ingested. If False, a document that has not been
                 ingested is opened if its words are enough to answer questions."""
         is_read = read or not self.esa.answers_unread or (document.text, True) in self._books
@@ -85,14 +87,14 @@ class OpenBookCache:
             except DiskError:
                 raise
             except ResourceError:
-                if not self._close_document():
+                if not self._close_oldest_document():
                     raise
         with self._lock:
             self._books[document.text, is_read] = book
         return book
 
-    def _close_document(self) -> bool:
-        """Closes an unneeded document and its book. Returns False if every document is needed."""
+    def _close_oldest_document(self) -> bool:
+        """Closes the least recently used unneeded document; returns False if there is none."""
         with self._lock:
             kept = self._pinned.union(self.needed)
             path = next((path for path in self._documents if path not in kept), None)

@@ -16,7 +16,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
 from esa_cli.attention.window import SurveyPassComplete
-from esa_cli.errors import EsaError, PluginError, first_line
+from esa_cli.errors import EsaError, PluginError, get_first_line
 from esa_cli.system.machine import is_out_of_memory_error
 
 
@@ -229,6 +229,6 @@ def report_plugin_errors(method_parts: Mapping[str, object]) -> Iterator[None]:
         if not plugins or is_out_of_memory_error(error):
             raise
         raise PluginError(
-            f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
+            f"{' or '.join(plugins)} fails: {type(error).__name__}: {get_first_line(error)}",
             "run `esa plugins check FILE`, which says what in a plugin fails",
         ) from error

@@ -445,7 +445,7 @@ def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
     for order_of in (("one", "two"), ("two", "one")):
         out = tmp_path / f"{order_of[0]}-first.jsonl"
         with batch.open_answers_file(out, questions) as answers:
-            batch.add_answers_of_shards(
+            batch.copy_answers_from_shard_files(
                 answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of]
             )
         joined = rows(out)

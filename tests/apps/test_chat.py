@@ -41,7 +41,7 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     asker = FakeAsker(room=11)  # a turn has four words: two of them, and three more
     lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
     for question in ("one", "two", "three", "four", "five"):
-        lines.handle_input_line(question)
+        lines.answer_question_or_run_command(question)
     assert asker.calls[-1]["history"] == [
         Turn("three", "You asked: three"),
         Turn("four", "You asked: four"),
@@ -54,35 +54,35 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
 def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> None:
     mistakes = ["/evidence", "/save x.md", "/save", "/savee x", "/"]
     for line in mistakes:
-        assert lines.handle_input_line(line)
+        assert lines.answer_question_or_run_command(line)
     assert lines.failed == len(mistakes)
     assert not asker.calls
-    lines.handle_input_line("/etc/hosts holds what?")
+    lines.answer_question_or_run_command("/etc/hosts holds what?")
     assert asker.calls[0]["question"] == "/etc/hosts holds what?"
-    lines.handle_input_line("/reset")
-    assert lines.handle_input_line("  ")
-    lines.handle_input_line("two")
+    lines.answer_question_or_run_command("/reset")
+    assert lines.answer_question_or_run_command("  ")
+    lines.answer_question_or_run_command("two")
     assert asker.calls[-1]["history"] == []
     assert [question for question, _ in lines.record] == ["two"]
-    assert not lines.handle_input_line("/quit")
+    assert not lines.answer_question_or_run_command("/quit")
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
     lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), top=3)
     asker.answers["two"] = "zwei\nlines"
-    lines.handle_input_line("one")
-    lines.handle_input_line("two")
-    lines.handle_input_line("/save talk.md")
-    lines.handle_input_line("/save 'with space.md'")
+    lines.answer_question_or_run_command("one")
+    lines.answer_question_or_run_command("two")
+    lines.answer_question_or_run_command("/save talk.md")
+    lines.answer_question_or_run_command("/save 'with space.md'")
     text = (tmp_path / "talk.md").read_text("utf-8")
     assert "> two\n\nzwei\nlines\n" in text
     assert "1. book0.txt, page 1, line 1 (50%): passage 0 of alpha" in text
     assert "- b\\udcff.txt\n" in text
     assert (tmp_path / "with space.md").read_text("utf-8") == text
-    lines.handle_input_line("/save a.txt")
+    lines.answer_question_or_run_command("/save a.txt")
     assert (tmp_path / "a.txt").read_text("utf-8") == "alpha", "a file that was there stays"
-    lines.handle_input_line("three")
-    lines.handle_input_line("/save talk.md")
+    lines.answer_question_or_run_command("three")
+    lines.answer_question_or_run_command("/save talk.md")
     assert "> three" in (tmp_path / "talk.md").read_text("utf-8"), "its own is written again"
 
 
@@ -100,12 +100,12 @@ def test_ctrl_c_stops_the_answer_alone(
 
     thread = threading.Thread(target=press)
     thread.start()
-    assert lines.handle_input_line("one")
+    assert lines.answer_question_or_run_command("one")
     thread.join()
     assert asker.stopped == 1
     assert "stopped" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
-    assert lines.handle_input_line("two")
+    assert lines.answer_question_or_run_command("two")
     assert asker.calls[-1]["history"] == []
 
 

@@ -56,11 +56,11 @@ def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> 
         return made
 
     with pytest.raises(ResourceError, match="a worker process ran out of memory"):
-        worker(error).ingest_task((0, document))
+        worker(error).run_ingest_task((0, document))
     with pytest.raises(ValueError, match="a bug"):
-        worker(ValueError("a bug")).ingest_task((0, document))
+        worker(ValueError("a bug")).run_ingest_task((0, document))
     with pytest.raises(UsageError, match="cannot use the folder"):
-        worker(error, tmp_path / "none").ingest_task((0, document))
+        worker(error, tmp_path / "none").run_ingest_task((0, document))
 
 
 def wait_for_documents(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:

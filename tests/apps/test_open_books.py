@@ -50,7 +50,7 @@ def test_a_pinned_book_stays_until_its_file_changes(
     asker = FakeAsker()
     books = OpenBookCache(asker)
     pinned = asker.open(paths[0])
-    books.pin_book(pinned)
+    books.keep_book_open(pinned)
     for path in (*paths, paths[0]):
         book = books.open_book(books.read_document(path))
     assert book is pinned

@@ -16,7 +16,7 @@ from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.qa.ingestion.library_texts import load_library_texts
 from esa_cli.storage.library import Library
 
@@ -67,7 +67,7 @@ def by_server(run: Esa, most: int) -> str:
     library = Library()
     asker = FakeDocumentAsker(library)
     served = AllowedDocuments(asker, [], [], library, with_library=True, max_opened=most)
-    listed = list_documents(served)["data"]
+    listed = make_documents_json(served)["data"]
     texts = [served.read_named_document(one["id"]).text for one in listed]
     opened = served.open_documents(served.find_documents(None), None, QUESTION)
     assert len(opened) <= most

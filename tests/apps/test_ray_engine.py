@@ -24,7 +24,7 @@ def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     reading = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
-            if f"{ACTOR}.ingest_task" in " ".join(child.cmdline()):
+            if f"{ACTOR}.run_ingest_task" in " ".join(child.cmdline()):
                 reading.append(child)
     return reading
 

@@ -1,1 +1,1 @@
-"""The command line of `esa`. Commands parse arguments, call the library code and show results."""
+"""The commands of `esa`, which parse arguments, call the library code and show results."""

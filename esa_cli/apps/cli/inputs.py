@@ -14,6 +14,7 @@ from esa_cli.system.text import has_lone_surrogate
 if TYPE_CHECKING:
     from esa_cli.documents.document import GatheredDocuments, SourceFiles
 
+SAVE_INPUT = "save the text of standard input to a file"
 Line = str | UsageError
 """A line of standard input, or the error that makes the line unusable."""
 
@@ -45,20 +46,20 @@ def _is_existing_path(argument: str) -> bool:
 
 
 def read_documents(
-    names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
+    document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
     """Reads the documents that file names, folders and patterns stand for, or only one shard of the
-    documents, each text once. Warns of files that are left out.
+    documents, and warns of files that are left out.
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
         DocumentError: a named document cannot be read."""
     from esa_cli.documents.document import select_files_of_shard, source_files
 
-    files = source_files(names)
+    files = source_files(document_names)
     if not shard.is_whole_list:
-        if "-" in names:
-            raise UsageError("--shard cannot divide standard input (-)", "save the text to a file")
+        if "-" in document_names:
+            raise UsageError("--shard cannot divide standard input (-)", SAVE_INPUT)
         count, files = len(files.paths), select_files_of_shard(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)
@@ -76,7 +77,7 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
 
 def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
     """Yields the number and text of each line of a stream, except blank lines, as soon as the line
-    is complete. A line that is not UTF-8 becomes an error; the other lines are still read."""
+    is complete; instead of a line that is not UTF-8 an error is yielded."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -84,7 +85,7 @@ def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
             text = line
         except UnicodeDecodeError:
             hint = "convert the questions to UTF-8, for example with iconv"
-            yield number, UsageError(f"line {number} must be UTF-8", hint)
+            yield number, UsageError(f"line {number} of standard input must be UTF-8", hint)
             continue
         if text.strip():
             yield number, text.rstrip("\r\n")

@@ -1,8 +1,8 @@
 """Opens what a command needs for a question: the model, and the documents to search.
 
-Documents that are named one by one are always opened. The files of folders and patterns and, with
-`--library`, the documents of the library and the files of `esa ingest --words` are candidates: of
-many candidates only those are opened whose words fit the question best.
+Documents that the command line names one by one are always opened. Files of folders and patterns
+and, with `--library`, the documents of the library are candidates: those whose words fit the
+question best are opened.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MIN_MEASURED_TOKENS = 2048
 
 
 class IngestProgressDisplay(IngestEvents):
-    """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
-    `must_store` a full disk is an error, otherwise a warning."""
+    """Shows the progress of ingesting documents, and remembers the speed for later estimates. If
+    `must_store` is set, a full disk is an error instead of a warning."""
 
     def __init__(self, planner: IngestPlanner, reporter: Reporter, must_store: bool = True) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
@@ -131,11 +131,11 @@ def open_esa(
     if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
-            raise UsageError(wrong, "leave out --no-keep or --cache")
+            raise UsageError(wrong, "leave out the option --no-keep or --cache")
         keep = True
     ready = preset
     if not isinstance(ready, CheckedPreset):
-        ready = check_before_loading(ready, model_options.model_place, reporter, keep=keep)
+        ready = check_before_loading(ready, model_options.choose_device_and_dtype(), reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -194,13 +194,13 @@ class QuestionDocuments:
             stores = asks_library or keep is not False
             catalogue = library.open_search_catalogue() if stores else library.open_catalogue(False)
             try:
-                self._find_candidates(catalogue, file_paths, stack)
+                self._find_candidate_documents(catalogue, file_paths, stack)
             except DiskError as error:
                 if keep:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._find_candidates(
+                self._find_candidate_documents(
                     library.open_search_catalogue(always_copy=True), file_paths, stack
                 )
         if not files.sources and not self._candidates:
@@ -208,15 +208,15 @@ class QuestionDocuments:
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 
-    def set_book_openers(
+    def set_document_openers(
         self,
-        books: Sequence[Book],
+        named_books: Sequence[Book],
         open_entry: Callable[[LibraryEntry], Book],
         open_path: Callable[[str], Book] | None,
     ) -> None:
-        """Sets the opened named documents, and the functions that open candidate documents:
-        `open_entry` for documents of the library, and `open_path`, if any, for files."""
-        self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
+        """Sets the opened named documents, and the functions that open candidate documents of the
+        library (`open_entry`) and candidate files (`open_path`)."""
+        self._books, self._open_entry, self._open_path = list(named_books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
     def open_documents_for(self, question: str, *, all_that_match: bool = False) -> list[Book]:
@@ -240,7 +240,7 @@ class QuestionDocuments:
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
-            raise UsageError("this preset cannot use any of the documents", "run `esa ingest`")
+            raise UsageError("the preset cannot answer from any document", "run `esa ingest`")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
         if is_searched:
             self._reporter.note(
@@ -248,7 +248,7 @@ class QuestionDocuments:
                 f"{len(books)}"
             )
         if skipped:
-            self._reporter.warn_left_out(
+            self._reporter.warn_document_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
         return drop_duplicate_books([*self._books, *books])
@@ -260,21 +260,21 @@ class QuestionDocuments:
                 return self._open_entry(entry)
             except (UsageError, DocumentError) as error:
                 if not isinstance(error, UsageError) or self._catalogue is None:
-                    self._reporter.warn_left_out(error.message)
+                    self._reporter.warn_document_left_out(error.message)
         try:
             if self._open_path is not None and candidate.path:
                 return self._open_path(candidate.path)
         except DocumentError as error:
-            self._reporter.warn_left_out(error.message)
+            self._reporter.warn_document_left_out(error.message)
         return None
 
-    def _find_candidates(
+    def _find_candidate_documents(
         self,
         catalogue_context: AbstractContextManager[Catalogue],
         file_paths: Sequence[str],
         stack: ExitStack,
     ) -> None:
-        """Finds the candidate documents: those of the library, and files if there are too many."""
+        """Finds the candidate documents in the library and, if not all can be opened, in files."""
         reporter = self._reporter
         with ExitStack() as own_stack:
             catalogue = own_stack.enter_context(catalogue_context)
@@ -287,26 +287,26 @@ class QuestionDocuments:
                 self._warn_of_unreadable_files([record.path for record in stored.refused])
                 if stored.damaged:
                     damaged = pluralize(len(stored.damaged), "damaged document")
-                    reporter.warn_left_out(damaged, "`esa library list` says which")
+                    reporter.warn_document_left_out(damaged, "`esa library list` says which")
             self._candidates = {text.digest: text for text in stored.texts}
             has_entries = [bool(text.entries) for text in stored.texts]
             count = len(file_paths) + len(has_entries)
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
             if file_paths:
-                self._candidates = self._index_words_of(catalogue, file_paths) | self._candidates
+                self._candidates = self._index_file_words(catalogue, file_paths) | self._candidates
             if any(has_entries):
                 progress = reporter.start_progress("words of the library", "documents")
                 for error in catalogue.index_stored_texts(progress):
-                    reporter.warn_left_out(error.message)
+                    reporter.warn_document_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
 
-    def _index_words_of(
+    def _index_file_words(
         self, catalogue: Catalogue, file_paths: Sequence[str]
     ) -> dict[str, LibraryText]:
-        """Indexes the words of files, and returns the files by the digests of the files' texts."""
+        """Indexes the words of files, and returns the files by the digests of their texts."""
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
         changes = library_texts.FileIndexer(catalogue).index_files(list(names), progress)
@@ -324,15 +324,16 @@ class QuestionDocuments:
             files = (
                 f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_name_list(paths)})"
             )
-            self._reporter.warn_left_out(files)
+            self._reporter.warn_document_left_out(files)
 
 
 class LazyPassageFinder:
-    """Opens documents and finds passages in documents. The model is loaded only if a document has a
-    token index, or is to be ingested; until then documents are searched with BM25 alone.
+    """Finds passages in documents, and loads the model only if a document has a token index or must
+    be ingested; until then passages are found with BM25 alone.
 
     Args:
-        preset: a preset from `make_preset_for_finding`. load_esa: loads the `Esa` with the model.
+        preset: a preset from `make_preset_for_finding`.
+        load_esa: loads the `Esa` with the model.
         ingests_unread: whether a document without a token index is ingested before the search."""
 
     def __init__(
@@ -346,49 +347,51 @@ class LazyPassageFinder:
         ingests_unread: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
-        _ = model.model_place, get_memory_limit()
+        _ = model.choose_device_and_dtype(), get_memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load_esa, ingests_unread
         self.is_loaded = False
         """Whether the model has been loaded."""
 
-    def open_book(self, source: str | Document) -> Book:
-        """Opens a document, or the document at a path, for searches. Raises EsaError."""
-        document = read_document(source) if isinstance(source, str) else source
+    def open_document(self, path_or_document: str | Document) -> Book:
+        """Opens a document, or reads it from a path, for a search of passages. Raises EsaError."""
+        document = path_or_document
+        document = read_document(document) if isinstance(document, str) else document
         book = None
         if self._preset.answer.makes_token_index:
             if self._read:
-                book = self._loaded_esa.ingest(document)
-            elif text_digest(document.text) in self._digests_of_indexed_texts:
-                book = self._loaded_esa.find(document)
+                book = self._lazily_loaded_esa.ingest(document)
+            elif text_digest(document.text) in self._indexed_text_digests:
+                book = self._lazily_loaded_esa.find(document)
         if book is not None:
             return book
         for text in () if self._reporter.is_brief else document.missing:
             self._reporter.warn(f"esa: {document.name}: {text}")
         return Book(document, None, torch.zeros(0, 2))
 
-    def open_stored_book(self, entry: LibraryEntry) -> Book:
-        """Opens a stored document for searches. Raises LibraryError: the document is damaged."""
-        return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
+    def open_stored_document(self, entry: LibraryEntry) -> Book:
+        """Opens a document of the library for a search. Raises LibraryError: it is damaged."""
+        return self.open_document(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
-        self, question: str, books: list[Book], count: int | None, minimum: float | None
+        self, question: str, books: list[Book], max_count: int | None, min_score: float | None
     ) -> list[Passage]:
-        """Returns the `count` passages that fit a question best, with scores of at least `minimum`
+        """Returns the passages that fit a question best, with scores of at least `min_score`
         standard deviations above the mean."""
         if self.is_loaded:
-            return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().search_passages(question, add_token_ranges(books), count, minimum)
+            return self._lazily_loaded_esa.find_passages(question, books, max_count, min_score)
+        ranged = add_token_ranges(books)
+        return PassageSearch().search_passages(question, ranged, max_count, min_score)
 
     @cached_property
-    def _digests_of_indexed_texts(self) -> set[str]:
+    def _indexed_text_digests(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.kv_format == library_texts.INDEX}
 
     @cached_property
-    def _loaded_esa(self) -> Esa:
-        """The `Esa` with the loaded model, which is loaded at the first use."""
+    def _lazily_loaded_esa(self) -> Esa:
+        """The `Esa` with the model, which is loaded when `_lazily_loaded_esa` is first used."""
         esa = self._load()
         self.is_loaded = True
         return esa

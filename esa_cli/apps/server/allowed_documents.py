@@ -2,7 +2,7 @@
 command line, files in the allowed folders, and texts of the library.
 
 Symbolic links are resolved before a path is checked, so neither `..` nor a link leads out of an
-allowed folder. A refusal does not reveal whether a file outside of the folders exists.
+allowed folder. The error for a refused path does not reveal whether a file exists there.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class RequestableDocument:
     text: LibraryText | None = None
     is_given: bool = False
 
-    @property
-    def cache_key(self) -> str:
-        """The path of the document's file, or else the document's id with a digest of its text."""
+    def get_cache_key(self) -> str:
+        """Returns the document's key in a cache: its path, or its id with a digest of its text."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
@@ -62,7 +61,7 @@ class OpenDocument(NamedTuple):
 
 
 class AllowedDocuments:
-    """The documents that requests to one server may name, and the opened ones among them.
+    """Finds, lists and opens the documents that requests to a server may name.
 
     Args:
         given_books: opened documents of the command line, for requests that name no documents.
@@ -89,11 +88,11 @@ class AllowedDocuments:
         for number, book in enumerate(given_books, 1):
             id = f"esa:{number}"
             self._given[id] = RequestableDocument(id, book.document.source, is_given=True)
-            self._books.pin_book(book)
+            self._books.keep_book_open(book)
 
     def find_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
-        """Returns the documents with these names; without names, all documents of the command line,
-        or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+        """Returns the documents that a request names or, if it names none, all documents of the
+        command line or else of the library. Raises ApiError 400, 403, 404, LibraryError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
             return [self._find_document(name, list_stored_texts) for name in names]
@@ -106,7 +105,7 @@ class AllowedDocuments:
     def _find_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, RequestableDocument]]
     ) -> RequestableDocument:
-        """Returns the document that has the id or path `name`, or this name in the library."""
+        """Finds a document by its id, its path, or its name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
@@ -121,7 +120,7 @@ class AllowedDocuments:
                     return document
             raise
 
-    def _resolve_file_path(self, name: str) -> Path:
+    def _resolve_file_path(self, file_name: str) -> Path:
         """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed_folders:
             raise ApiError(403, "requests to this server may not name documents", "documents")
@@ -129,14 +128,14 @@ class AllowedDocuments:
         for folder in self.allowed_folders:
             # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
-                path = (folder / name).resolve()
+                path = (folder / file_name).resolve()
                 if path.is_relative_to(folder):
                     is_inside = True
                     if path.is_file():
                         return path
         if is_inside:
-            raise _make_missing_document_error(name)
-        raise ApiError(403, f"{name} is not in an allowed folder", "documents")
+            raise _make_missing_document_error(file_name)
+        raise ApiError(403, f"{file_name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, RequestableDocument]:
         """Returns the library's texts that requests may name, by id. Raises LibraryError,
@@ -160,13 +159,12 @@ class AllowedDocuments:
         read: bool | None = None,
         open_book: Callable[[Document], Any] | None = None,
     ) -> list[OpenDocument]:
-        """Opens the named documents, each text once, or the best for the question if there are too
-        many. Only the worker's thread may call this method.
+        """Opens the named documents or, if they are too many, those that fit the question best.
+        Only the server's `JobThread` may call `open_documents`.
 
         Args:
             left_out: receives a message for each document that cannot be read.
-            read: whether the model ingests documents that it has not read; None means unless there
-                are too many.
+            read: whether the model ingests unread documents; None: unless too many are named.
             open_book: a function that opens documents instead of the server's `Esa`.
 
         Raises:
@@ -178,7 +176,7 @@ class AllowedDocuments:
         if is_searched and self._limit is not None:
             chosen = [*given, *self._rank_documents_for_question(question, named, progress, lines)]
             limit = len(given) + self._limit
-        self._books.needed = () if is_searched else [document.cache_key for document in chosen]
+        self._books.needed = () if is_searched else [one.get_cache_key() for one in chosen]
         must_read = not is_searched if read is None else read
         open_document = open_book or partial(
             self._books.open_book, progress=progress, read=must_read
@@ -190,7 +188,7 @@ class AllowedDocuments:
                 break
             try:
                 text = self._books.read_document(
-                    document.cache_key, partial(self._load_document_text, document)
+                    document.get_cache_key(), partial(self._load_document, document)
                 )
                 book = open_document(text)
             except DocumentError as error:
@@ -227,13 +225,13 @@ class AllowedDocuments:
             order = [text.digest for text in catalogue.texts.rank_texts(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
-    def read_named_document(self, name: str) -> Document:
-        """Returns one document without using the model; any thread may call this method. Raises
-        DocumentError. ApiError 403, 404: the document is missing or may not be named."""
-        named = self._find_document(name, cache(self.list_stored_texts))
-        return self._books.read_document(named.cache_key, partial(self._load_document_text, named))
+    def read_named_document(self, document_name: str) -> Document:
+        """Reads one document without using the model, in any thread. Raises DocumentError. ApiError
+        403, 404: the document is missing or may not be named."""
+        named = self._find_document(document_name, cache(self.list_stored_texts))
+        return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
-    def _load_document_text(self, named: RequestableDocument, key: str) -> Document:
+    def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
         """Reads a document from its file or from the library. Raises DocumentError, whose message
         does not reveal where the allowed folders are."""
         if named.text and named.text.entries:
@@ -247,8 +245,8 @@ class AllowedDocuments:
             raise DocumentError(*texts) from error
 
     def list_allowed_files(self, left_out: list[str]) -> dict[Path, str]:
-        """Returns the ids of the readable files in the allowed folders, by their resolved paths;
-        `left_out` receives a message for each other file."""
+        """Returns the ids of readable files in the allowed folders, by their resolved paths, and
+        adds messages about the other files to `left_out`."""
         ids = dict[Path, str]()
         for folder in self.allowed_folders:
             found = FoundFiles()
@@ -267,31 +265,31 @@ class AllowedDocuments:
         return ids
 
 
-def _make_missing_document_error(name: str) -> ApiError:
-    return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
+def _make_missing_document_error(document_name: str) -> ApiError:
+    return ApiError(404, f"there is no document {document_name}", "documents", "document_not_found")
 
 
-def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`; `left_out` names documents not listed."""
+def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:
+    """Returns the JSON object of `GET /v1/documents`, with all documents that requests may name."""
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add_to_list(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_document(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
     for number, book in enumerate(documents.given_books, 1):
-        add_to_list(f"esa:{number}", book.document.name, book.document.bytes, "given")
+        add_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
     paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
     for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add_to_list(id, path.name, path.stat().st_size, "file")
+            add_document(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_to_list(id, text.name, text.bytes, "stored" if text.entries else "synced")
+                add_document(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

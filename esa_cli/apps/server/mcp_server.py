@@ -26,7 +26,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
+from esa_cli.apps.server import allowed_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_name_list
@@ -66,16 +67,16 @@ DOCUMENTS = (
 
 
 class ToolArguments(BaseModel):
-    """The arguments of a tool. The docstring of each subclass is the description of its tool, which
-    the client's model reads."""
+    """The arguments of an MCP tool. The client's model reads the docstring of each subclass as the
+    description of its tool."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class FindArguments(ToolArguments):
     """Finds the passages of the library, or of some documents, that fit words or a question best.
-    Each passage has its document, page, line and character offsets, and a score in standard
-    deviations above the mean. The call is quick."""
+    Each passage comes with its document, page, line and character offsets, and with a score in
+    standard deviations above the mean. Calls of `find` are quick."""
 
     query: str = Field(min_length=1, max_length=8000, description="Words or a question.")
     documents: Names | None = Field(None, description=DOCUMENTS)
@@ -84,8 +85,8 @@ class FindArguments(ToolArguments):
 
 class AskArguments(ToolArguments):
     """Answers one question from documents of any length with a small local model. Returns the
-    answer; `found`, false if the documents may not contain it; and the passages that the answer
-    rests on, or the nearest ones, with scores from 0 to 1. The call takes seconds to a minute."""
+    answer, whether the documents seem to contain it (`found`), and the passages that support it or
+    come nearest, with scores from 0 to 1. A call of `ask` takes seconds to a minute."""
 
     question: str = Field(
         min_length=1, max_length=8000, description="One question, complete in itself."
@@ -101,9 +102,9 @@ class AskArguments(ToolArguments):
 
 class IngestArguments(ToolArguments):
     """Reads files (PDF, EPUB, Word, HTML, text and more) into the library with the local model, so
-    that `find` and `ask` search them by meaning. A book takes minutes; after a stop the next call
-    continues. `stored` is false if the library cannot be written; `missing` says what the text of a
-    document lacks."""
+    that `find` and `ask` search them by meaning. To read a book takes minutes; after a stop the
+    next call continues. In the result `stored` is false if the library cannot be written, and
+    `missing` lists what could not be extracted from a document."""
 
     documents: Names = Field(
         description="Files of allowed folders by their path, or documents that `list` shows as "
@@ -112,9 +113,9 @@ class IngestArguments(ToolArguments):
 
 
 class ListArguments(ToolArguments):
-    """Lists the documents of the library, and other files that may be named. `how` is `read` if the
-    model has read the document, `words` if only its words are indexed, and `file` if the document
-    is found only when named. Files of `folders` may be named by path, too."""
+    """Lists the documents of the library, and files that calls may name. The field `how` is
+    `read` if the model has read the document, `words` if only its words are indexed, and `file` if
+    it is found only when named. Files in the listed `folders` may be named by their paths, too."""
 
     containing: str = Field("", max_length=4096, description="Part of a name or path.")
     limit: int = Field(50, ge=1, le=500, description="Maximum number of documents.")
@@ -122,8 +123,8 @@ class ListArguments(ToolArguments):
 
 
 class ShowArguments(ToolArguments):
-    """Shows the text of a document around a character offset. `characters` is the length of the
-    whole text. To read on, call `show` again with `end` as `offset` and 0 as `before`."""
+    """Shows the text of a document around a character offset, and the length of the whole text in
+    `characters`. To read on, call `show` again with `end` as `offset` and 0 as `before`."""
 
     document: Name = Field(description="Its id, name or path, as `find` and `list` show it.")
     offset: int = Field(0, ge=0, description="A character of its text, such as `start`.")
@@ -132,8 +133,7 @@ class ShowArguments(ToolArguments):
 
 
 def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
-    """Returns an `Esa` that is loaded when one of its attributes is first used. If loading fails,
-    the next use of an attribute loads the `Esa` again."""
+    """Returns an `Esa` whose loading is put off until one of its attributes is used."""
 
     class LazilyLoadedEsa:
         load_once = staticmethod(cache(load_esa))
@@ -145,8 +145,8 @@ def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
 
 
 class DocumentTools:
-    """The tools of an MCP server. Each method returns a JSON object, in which fields may be None. A
-    method with the parameter `job` must run in the thread of the `JobThread`."""
+    """The tools of an MCP server; each method is a tool that returns a JSON object. Tools with the
+    parameter `job` must run in the server's `JobThread`."""
 
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
@@ -163,7 +163,7 @@ class DocumentTools:
             self._reporter, lambda: self.esa,
         )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
-        query, open_book = arguments.query, finder.open_book
+        query, open_book = arguments.query, finder.open_document
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
         job.raise_if_cancelled()
         books = [document.book for document in opened]
@@ -207,7 +207,8 @@ class DocumentTools:
         return {"documents": results}
 
     def list_documents(self, arguments: ListArguments) -> Result:
-        listed, part = list_documents(self.documents), arguments.containing.casefold()
+        listed = allowed_documents.make_documents_json(self.documents)
+        part = arguments.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
@@ -227,7 +228,7 @@ class DocumentTools:
         text = shown.text
         if offset >= len(text):
             raise UsageError(
-                f"offset must be below {len(text)}, the characters of {shown.name}, got {offset}",
+                f"offset must be below {len(text)}, the length of {shown.name}, got {offset}",
                 "give a smaller offset",
             )
         start, end = max(0, offset - arguments.before), min(len(text), offset + arguments.after)
@@ -239,7 +240,7 @@ class DocumentTools:
 
 
 def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
-    """Returns passages as JSON objects, with the ids and paths of the documents."""
+    """Returns passages as JSON objects, with the ids and paths of their documents."""
     from esa_cli.qa.finding.passage_finder import add_token_ranges
 
     placed = add_token_ranges([document.book for document in opened]) if passages else []
@@ -254,7 +255,7 @@ def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocumen
 
 
 def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
-    """Returns notes, and a note on documents the model has not read, as one line, or None."""
+    """Joins notes, and a note about unread documents, to one line, or returns None without any."""
     lines = [*notes]
     if unread_books:
         names = shorten_name_list([book.document.name for book in unread_books])
@@ -265,7 +266,7 @@ def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | Non
 
 
 class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
-    """Makes JSON schemas without titles, as models must read every schema in every conversation."""
+    """Makes JSON schemas without titles, as models read the schemas in every conversation."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
@@ -286,7 +287,7 @@ def _make_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> t
 
 @contextmanager
 def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
-    """A context manager with the MCP server of the protocol's SDK; its end cancels all jobs."""
+    """A context manager that makes an MCP server of the tools, and at its end cancels all jobs."""
     worker = JobThread(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindArguments, tools.find_passages),
@@ -377,12 +378,12 @@ async def _run_tool_in_worker(
                     text = f"read {before + done:,} of {before + total:,} tokens"
                     await context.session.report_progress(before + done, before + total, text)
     except QueueFullError:
-        raise UsageError("too many calls are waiting already", "try again later") from None
+        raise UsageError("too many tool calls are waiting already", "try again later") from None
 
 
-def serve_standard_streams(tools: DocumentTools) -> None:
-    """Serves one client on the standard streams until the client closes standard input. The SDK
-    redirects anything else that is printed on standard output to standard error."""
+def serve_mcp_on_standard_streams(tools: DocumentTools) -> None:
+    """Serves one MCP client on the standard streams until the client closes standard input. The MCP
+    SDK redirects all other prints from standard output to standard error."""
 
     async def serve_streams(server: Server[Any]) -> None:
         async with stdio_server() as (incoming, outgoing):

@@ -1,8 +1,8 @@
 """The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
-Without a token only this machine can connect. But a browser on this machine may show a foreign web
-page, which can send requests, too. A request of a foreign page is recognised by its headers:
-Origin, Sec-Fetch-Site, or a foreign Host that was made to resolve to this machine.
+Without a token the server accepts only connections from this machine, and refuses requests of
+foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
+of a request tell whether a foreign web page has sent the request.
 
 The package sse-starlette is not used, because it patches uvicorn's signal handler, so that a stream
 is cut off half a second after a signal.
@@ -38,7 +38,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server import wire
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.wire import ApiError, ChatCompletionBodies, ChatRequest, DocumentTextQuery
 from esa_cli.apps.server.worker import Event, JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.document import Document
@@ -75,7 +75,7 @@ Events = AsyncGenerator[Event, None]
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on a host and port; 0 is any free port. Raises UsageError."""
+    """Returns a socket that listens on a host and port (0: any free port). Raises UsageError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -84,7 +84,7 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "no machine has this name"
         raise UsageError(
-            f"cannot listen on {host}, port {port}: {why}",
+            f"`esa serve` cannot listen on {host}, port {port}: {why}",
             "choose another --port, or --host 127.0.0.1",
         ) from error
 
@@ -96,7 +96,7 @@ def make_base_url(server_socket: socket.socket) -> str:
 
 
 def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
-    """Returns a uvicorn server, whose `run(sockets=[...])` ends after `should_exit` is set."""
+    """Makes a uvicorn server that runs until its attribute `should_exit` is set."""
     config = uvicorn.Config(
         app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
         access_log=False, server_header=False, proxy_headers=False,
@@ -105,9 +105,8 @@ def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve_app(app: ASGIApp, sock: socket.socket) -> None:
-    """Serves an application until Ctrl-C or SIGTERM. At its end uvicorn raises the signal again;
-    this second signal is ignored, so that the command ends normally."""
+def serve_asgi_app(app: ASGIApp, sock: socket.socket) -> None:
+    """Serves an ASGI application until Ctrl-C or SIGTERM; ignores uvicorn's repeated signal."""
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
@@ -119,8 +118,8 @@ def serve_app(app: ASGIApp, sock: socket.socket) -> None:
 
 
 class AccessCheck:
-    """ASGI middleware that refuses requests without the token, or, where `token` is None, requests
-    of foreign web pages."""
+    """ASGI middleware that refuses requests without the token or, if `token` is None, requests of
+    foreign web pages."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
@@ -130,19 +129,21 @@ class AccessCheck:
         app = self.app
         if scope["type"] == "http":
             try:
-                self._check_access(scope)
+                self._raise_if_access_is_denied(scope)
             except ApiError as error:
                 app = error.make_error_response()
         await app(scope, receive, send)
 
-    def _check_access(self, scope: Scope) -> None:
+    def _raise_if_access_is_denied(self, scope: Scope) -> None:
         """Raises ApiError 401: the token is missing or wrong. ApiError 403: a foreign page asks."""
         headers, path = dict(scope["headers"]), scope["path"]
         if self.token is not None:
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             is_right = kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)
             if not is_right and path not in WITHOUT_TOKEN:
-                raise ApiError(401, "the token is missing or wrong", code="invalid_api_key")
+                raise ApiError(
+                    401, "the request has no token or a wrong token", code="invalid_api_key"
+                )
             return
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
@@ -158,17 +159,17 @@ class AccessCheck:
             raise ApiError(403, "web pages from other sites may not send requests to this server")
 
 
-def _is_same_origin(origin: str, host: str) -> bool:
-    """Returns whether the web page that sent a request came from this server: `origin` has the host
-    name and port of the Host header. Raises KeyError, ValueError: the origin is malformed."""
-    page = urlsplit(origin)
-    server = urlsplit(f"{page.scheme}://{host}")
+def _is_same_origin(origin_header: str, host_header: str) -> bool:
+    """Returns whether a request's Origin header has the host name and port of its Host header.
+    Raises KeyError, ValueError: the origin is malformed."""
+    page = urlsplit(origin_header)
+    server = urlsplit(f"{page.scheme}://{host_header}")
     default = _PORTS[page.scheme]
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
 
 
 async def read_request_body(request: Request, max_bytes: int) -> bytes:
-    """Returns the body of a request, of at most `limit` bytes. Raises ApiError 400, 408, 413."""
+    """Returns the body of a request, of at most `max_bytes`. Raises ApiError 400, 408, 413."""
     too_large = ApiError(413, f"the request is larger than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > max_bytes:
@@ -210,7 +211,7 @@ async def yield_job_events(
                         event = await events.get()
                 kind, value = event
                 if kind == "error":
-                    raise value if isinstance(value, EsaError) else wire.to_api_error(value)
+                    raise value if isinstance(value, EsaError) else wire.convert_to_api_error(value)
                 if kind == "done":
                     yield kind, value
                     return
@@ -236,8 +237,8 @@ async def _wait_until_client_disconnects(request: Request) -> None:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """The maximum bytes of a request, tokens of a question with its history, waiting answers, and
-    seconds of an answer."""
+    """Limits the bytes of a request, the tokens of a question with its history, the number of
+    waiting questions, and the seconds that an answer may take."""
 
     max_body: int = 1_000_000
     max_question: int = 8192
@@ -253,8 +254,8 @@ def make_asgi_app(
     log_answer: Callable[[str], None] = lambda text: None,
     log_error: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the HTTP server as an ASGI application. `log_answer` is called with a message about
-    every answer, and `log_error` with every error that is the server's fault."""
+    """Returns the HTTP server as an ASGI application, which logs answers with `log_answer`, and
+    errors that are the server's fault with `log_error`."""
     limits = limits or ServerLimits()
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
 
@@ -295,7 +296,7 @@ class _ServerRoutes:
         self.started = int(time.time())
 
     async def show_health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "questions": self.worker.count_jobs()})
+        return JSONResponse({"status": "ok", "questions": self.worker.count_unfinished_jobs()})
 
     async def show_page(self, request: Request) -> Response:
         html, headers = make_browser_page()
@@ -306,19 +307,19 @@ class _ServerRoutes:
         return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
-        listed = await run_in_threadpool(list_documents, self.documents)
+        listed = await run_in_threadpool(make_documents_json, self.documents)
         return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
     async def show_document_text(self, request: Request) -> Response:
-        query = wire.parse_text_query(request.query_params)
+        query = wire.parse_document_text_query(request.query_params)
         document = await run_in_threadpool(self.documents.read_named_document, query.document)
-        piece = await run_in_threadpool(cut_document_text, query, document)
+        piece = await run_in_threadpool(make_text_excerpt_json, query, document)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = wire.parse_request(await read_request_body(request, self.limits.max_body))
+        asked = wire.parse_chat_request(await read_request_body(request, self.limits.max_body))
         completion = ChatCompletionBodies(self.esa.name)
-        answer = await run_in_threadpool(self._prepare_answer, asked, completion)
+        answer = await run_in_threadpool(self._make_answer_function, asked, completion)
         events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
         try:
             if asked.stream:  # an error before the first event still has its own status
@@ -334,14 +335,14 @@ class _ServerRoutes:
             wire.encode_json(completion.make_unstreamed_body(reply)), media_type="application/json"
         )
 
-    def _prepare_answer(
+    def _make_answer_function(
         self, chat_request: ChatRequest, completion: ChatCompletionBodies
     ) -> Callable[[WorkerJob], Reply]:
-        """Returns a function that answers the chat request, and fills the lists of `completion`."""
+        """Returns a function that answers a chat request and adds heat maps to `completion`."""
         question, history = chat_request.split_question_and_history()
         named = self.documents.find_documents(chat_request.documents)
 
-        def answer_request(job: WorkerJob) -> Reply:
+        def answer_chat_request(job: WorkerJob) -> Reply:
             tokens = self.esa.question_tokens(question, history)
             limit = self.limits.max_question
             if tokens > limit:
@@ -355,7 +356,7 @@ class _ServerRoutes:
             with self.esa.interruptible(job.raise_if_cancelled):
                 settings = chat_request.make_ask_arguments()
                 reply = self.esa.ask(
-                    question, books, history=history, on_text=job.send_text, **settings
+                    question, books, history=history, on_text=job.send_answer_text, **settings
                 )
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps(books) if chat_request.heat else []
@@ -365,7 +366,7 @@ class _ServerRoutes:
             )
             return reply
 
-        return answer_request
+        return answer_chat_request
 
     async def _stream_answer(
         self,
@@ -392,28 +393,28 @@ class _ServerRoutes:
         except ClientGoneError:
             return
         except (ApiError, EsaError) as error:
-            yield _encode_sse_event(self._warn_and_convert_error(error).make_error_body())
+            yield _encode_sse_event(self._log_and_convert_to_api_error(error).make_error_body())
             return
         for chunk in completion.make_last_stream_chunks(value, chat_request.wants_token_counts()):
             yield _encode_sse_event(chunk)
         yield b"data: [DONE]\n\n"
 
     async def send_error(self, request: Request, error: Exception) -> Response:
-        return self._warn_and_convert_error(error).make_error_response()
+        return self._log_and_convert_to_api_error(error).make_error_response()
 
-    def _warn_and_convert_error(self, error: Exception) -> ApiError:
-        """Converts an error to the one for the client, and warns if it is the server's fault."""
+    def _log_and_convert_to_api_error(self, error: Exception) -> ApiError:
+        """Converts an error to an `ApiError`, and logs errors that are the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
             self.warn(wire.join_message_and_hint(error))
-        return wire.to_api_error(error)
+        return wire.convert_to_api_error(error)
 
 
-def _encode_sse_event(data: Any) -> bytes:
-    return b"data: %s\n\n" % wire.encode_json(data)
+def _encode_sse_event(event_data: Any) -> bytes:
+    return b"data: %s\n\n" % wire.encode_json(event_data)
 
 
-def cut_document_text(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
-    """Returns part of a document's text as a JSON object, with the pages and chapters in it."""
+def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
+    """Returns part of a document's text as JSON, with the positions of its pages and chapters."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
@@ -433,11 +434,8 @@ def cut_document_text(query: DocumentTextQuery, document: Document) -> dict[str,
 
 @cache
 def make_browser_page() -> tuple[str, dict[str, str]]:
-    """Returns the web page of `esa serve`, with its style and scripts, and its HTTP headers.
-
-    The page contains nothing of the documents, so no token is needed to load the page. Its security
-    policy allows only the scripts and the style of `page_files`, and requests to this server;
-    scripts cannot turn text into elements (Trusted Types)."""
+    """Returns the web page of `esa serve`, without texts of documents, and its HTTP headers, whose
+    content security policy allows only the page's own scripts and style, and this server."""
     light, dark = format_css_variables(LIGHT), format_css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     style = colours + _read_page_file("question.css")
@@ -457,11 +455,11 @@ def make_browser_page() -> tuple[str, dict[str, str]]:
     return html, headers
 
 
-def _read_page_file(name: str) -> str:
-    path = files(__package__).joinpath("page_files", name)
+def _read_page_file(file_name: str) -> str:
+    path = files(__package__).joinpath("page_files", file_name)
     return path.read_text("utf-8").replace("\r\n", "\n")
 
 
-def _make_script_or_style_hash(text: str) -> str:
+def _make_script_or_style_hash(script_or_style: str) -> str:
     """Returns the hash by which a content security policy allows exactly this script or style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    return f"sha256-{base64.b64encode(hashlib.sha256(script_or_style.encode()).digest()).decode()}"

@@ -1,7 +1,7 @@
 """Reads and writes the JSON of OpenAI's chat completions: requests, answers and errors.
 
-Unknown parameters of a request are ignored, as in other servers of this protocol. Known parameters
-that would change the answer but are not supported are refused.
+Unknown parameters of a request are ignored, as in other servers with OpenAI's API. Parameters of
+OpenAI's API that would change the answer but are not supported are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that the client gets instead of an answer; `param` names the wrong parameter."""
+    """An error that an HTTP client gets instead of an answer; `param` names its parameter."""
 
     status: int
     message: str
@@ -45,7 +45,7 @@ class ApiError(Exception):
         return {"error": {**error, "param": self.param, "code": self.code}}
 
     def make_error_response(self) -> JSONResponse:
-        """Returns the error as an HTTP response; x-should-retry tells the client not to retry."""
+        """Returns the error as an HTTP response, whose headers say whether a client may retry."""
         headers = {"retry-after": "5"} if self.status == 429 else {"x-should-retry": "false"}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
@@ -66,18 +66,20 @@ _ERROR_RESPONSES: list[tuple[type[errors.EsaError], int, str, str | None, str | 
 An empty message stands for the error's own, unless it may contain paths of the server."""
 
 
-def to_api_error(error: Exception) -> ApiError:
-    """Converts any exception to the error that the client gets."""
+def convert_to_api_error(error: Exception) -> ApiError:
+    """Converts any exception to the `ApiError` that the client gets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
     if is_out_of_memory_error(error):
-        return ApiError(503, "the server's memory ran out; see its log", code="no_room")
+        return ApiError(
+            503, "the server has run out of memory; see the server's log", code="no_room"
+        )
     for kind, status, message, param, code in _ERROR_RESPONSES:
         if isinstance(error, kind):
             return ApiError(status, message or join_message_and_hint(error), param, code)
-    return ApiError(500, "a bug in esa; see the server's log")
+    return ApiError(500, "the request failed because of a bug in esa; see the server's log")
 
 
 def join_message_and_hint(error: errors.EsaError) -> str:
@@ -85,13 +87,13 @@ def join_message_and_hint(error: errors.EsaError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _refuse_unsupported_value(value: Any) -> None:
-    if value:
+def _refuse_unsupported_value(parameter_value: Any) -> None:
+    if parameter_value:
         raise PydanticCustomError("unsupported", "is not supported")
 
 
-def _refuse_response_format(value: Any) -> None:
-    _refuse_unsupported_value(not isinstance(value, dict) or value.get("type") != "text")
+def _refuse_unsupported_response_format(format: Any) -> None:
+    _refuse_unsupported_value(not isinstance(format, dict) or format.get("type") != "text")
 
 
 Unsupported = Annotated[Any, AfterValidator(_refuse_unsupported_value)]
@@ -118,14 +120,14 @@ class ChatMessage(BaseModel):
     tool_calls: Unsupported = None
 
     def join_text_parts(self) -> str:
-        """Returns the text of the message, whose text parts are joined."""
+        """Returns the text of the message, with its text parts joined by line breaks."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
 class ChatRequest(BaseModel):
-    """The body of a chat request; for a field that is None the preset decides."""
+    """The JSON body of a chat request; a field that is None stands for the preset's setting."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -141,13 +143,13 @@ class ChatRequest(BaseModel):
     evidence: Annotated[int, Field(ge=0, le=MAX_EVIDENCE)] | None = None
     heat: bool | None = None
     n: Literal[1] | None = None
-    response_format: Annotated[Any, AfterValidator(_refuse_response_format)] = None
+    response_format: Annotated[Any, AfterValidator(_refuse_unsupported_response_format)] = None
     tools: Unsupported = None
     stop: Unsupported = None
     logprobs: Unsupported = None
 
     def wants_token_counts(self) -> bool:
-        """Returns whether the client wants the token counts at the end of a stream."""
+        """Returns whether the client asks for token counts at the end of a streamed answer."""
         options = self.stream_options
         return isinstance(options, dict) and options.get("include_usage") is True
 
@@ -163,9 +165,8 @@ class ChatRequest(BaseModel):
         }
 
     def split_question_and_history(self) -> tuple[str, list[Turn]]:
-        """Returns the question, which is the last message, and the earlier turns. System messages
-        become turns without an answer; successive messages of one role are joined. Raises ApiError
-        400."""
+        """Returns the question, which is the last message, and the earlier questions with answers;
+        a system message counts as a question without an answer. Raises ApiError 400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
@@ -195,34 +196,34 @@ _MODELS = (ChatMessage, ChatRequest, DocumentTextQuery)
 _PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
-def parse_request(data: bytes) -> ChatRequest:
+def parse_chat_request(body: bytes) -> ChatRequest:
     """Parses the body of a chat request. Raises ApiError 400, which names the wrong parameter."""
     try:
-        return ChatRequest.model_validate_json(data)
+        return ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        raise _describe_validation_error(error) from error
+        raise _convert_validation_error(error) from error
 
 
-def parse_text_query(query: Mapping[str, str]) -> DocumentTextQuery:
+def parse_document_text_query(parameters: Mapping[str, str]) -> DocumentTextQuery:
     """Parses the query parameters of `GET /v1/documents/text`. Raises ApiError 400."""
     try:
-        return DocumentTextQuery.model_validate(dict(query))
+        return DocumentTextQuery.model_validate(dict(parameters))
     except ValidationError as error:
-        raise _describe_validation_error(error) from error
+        raise _convert_validation_error(error) from error
 
 
-def _describe_validation_error(error: ValidationError) -> ApiError:
-    """Converts the first fault of a request to an error that names the wrong parameter."""
+def _convert_validation_error(error: ValidationError) -> ApiError:
+    """Converts the first fault of a request to an `ApiError` that names the wrong parameter."""
     fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
     if kind == "json_invalid":
-        return ApiError(400, f"the body must be JSON in UTF-8: {fault['ctx']['error']}")
+        return ApiError(400, f"the request must be JSON in UTF-8: {fault['ctx']['error']}")
     value = "" if kind == "missing" else f", got {reprlib.repr(fault['input'])}"
     place = list(takewhile(lambda at: isinstance(at, int) or at in _PARAMETERS, fault["loc"]))
     while place and isinstance(place[-1], int):
         place.pop()
     if not place:
-        return ApiError(400, f"the body must be a JSON object{value}")
+        return ApiError(400, f"the request must be a JSON object{value}")
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
     if kind == "unsupported":
         return ApiError(400, f"{where} {text}", where, "unsupported_parameter")
@@ -231,8 +232,8 @@ def _describe_validation_error(error: ValidationError) -> ApiError:
 
 @dataclass(frozen=True)
 class ChatCompletionBodies:
-    """Makes the JSON bodies of one answer, either a whole body or chunks of a stream. The heat maps
-    and the list `missing` of what the documents' texts lack are filled before the answer ends."""
+    """Makes the JSON of an answer, as a whole body or as chunks of a stream; `heat`, for heat maps,
+    and `missing`, for contents that were not extracted, are filled before the answer ends."""
 
     model: str
     missing: list[str] = field(default_factory=list)
@@ -245,23 +246,22 @@ class ChatCompletionBodies:
         message = {"role": "assistant", "content": reply.text, "refusal": None}
         content = {"message": message | self._collect_reply_fields(reply)}
         body = self._make_completion_body("chat.completion", content, reply)
-        return body | {"usage": make_token_usage(reply)}
+        return body | {"usage": make_token_usage_json(reply)}
 
     def make_stream_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Returns one chunk of a streamed answer."""
         return self._make_completion_body("chat.completion.chunk", {"delta": delta})
 
     def make_last_stream_chunks(self, reply: Reply, with_token_usage: bool) -> list[dict[str, Any]]:
-        """Returns the last chunks of a streamed answer: the evidence and, with `with_token_usage`,
-        the token counts."""
+        """Returns a streamed answer's last chunks: its evidence and, if wanted, token counts."""
         end = self._make_completion_body("chat.completion.chunk", {"delta": {}}, reply)
-        counts = {**end, "choices": [], "usage": make_token_usage(reply)}
+        counts = {**end, "choices": [], "usage": make_token_usage_json(reply)}
         return [end | self._collect_reply_fields(reply), *([counts] if with_token_usage else [])]
 
     def _make_completion_body(
         self, object_type: str, content: dict[str, Any], reply: Reply | None = None
     ) -> dict[str, Any]:
-        """Returns a JSON body with one choice; `reply` is the answer, or None before its end."""
+        """Returns a completion's JSON with one choice; `reply` is None until the answer ends."""
         end = None if reply is None else "length" if reply.cut else "stop"
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": end}
         about = {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
@@ -274,8 +274,8 @@ class ChatCompletionBodies:
         return fields | {name: value for name, value in lists.items() if value}
 
 
-def make_token_usage(reply: Reply) -> dict[str, int]:
-    """Returns the token counts of question, history and answer, without the documents."""
+def make_token_usage_json(reply: Reply) -> dict[str, int]:
+    """Returns the token counts of a question with its history and of its answer."""
     question, answer = reply.question_tokens, reply.answer_tokens
     total = question + answer
     return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}

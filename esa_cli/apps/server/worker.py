@@ -1,6 +1,6 @@
 """Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
-A cancelled job does not begin; a running job ends at its next report or piece of text.
+A running job that is cancelled ends when it next reports progress or sends text of its answer.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ READING_EVERY_S = 1.0
 
 
 class QueueFullError(Exception):
-    """The worker's queue is full, so that another job is refused."""
+    """The queue of a `JobThread` is full, so that a further job is refused."""
 
 
 class JobCancelledError(Exception):
-    """The job was cancelled, as its client no longer waits for the result."""
+    """A job was cancelled, because its client no longer waits for the result."""
 
 
 class WorkerJob:
-    """A job that a `JobThread` runs. The function `compute_result` may call `report_progress` and
-    `send_text`; the function `send_event` receives every event of the job."""
+    """A job of a `JobThread`: computes a result, and passes events to the function `send_event`."""
 
-    def __init__(self, compute_result: Answer, send_event: Callable[[Event], None]) -> None:
-        self.answer, self.send_event = compute_result, send_event
+    def __init__(self, compute_result: JobFunction, send_event: Callable[[Event], None]) -> None:
+        self.compute_result, self.send_event = compute_result, send_event
         self.cancelled = threading.Event()
         self._reported_s = time.monotonic()
 
-    def report_progress(self, done: int, total: int) -> None:
-        """Sends the progress of ingesting, at most once per second. Raises JobCancelledError."""
+    def report_progress(self, done_tokens: int, all_tokens: int) -> None:
+        """Sends the count of ingested tokens at most once per second. Raises JobCancelledError."""
         self.raise_if_cancelled()
-        if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
+        if done_tokens < all_tokens and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
-            self.send_event(("reading", (done, total)))
+            self.send_event(("reading", (done_tokens, all_tokens)))
 
-    def send_text(self, piece: str) -> None:
+    def send_answer_text(self, answer_piece: str) -> None:
         """Sends an event with the next piece of the answer. Raises JobCancelledError."""
         self.raise_if_cancelled()
-        self.send_event(("text", piece))
+        self.send_event(("text", answer_piece))
 
     def raise_if_cancelled(self) -> None:
         """Raises JobCancelledError if the job has been cancelled."""
@@ -66,7 +65,7 @@ class WorkerJob:
         try:
             self.raise_if_cancelled()
             self.send_event(("begun", None))
-            event: Event = ("done", self.answer(self))
+            event: Event = ("done", self.compute_result(self))
         except JobCancelledError:
             return
         except (EsaError, ApiError) as error:
@@ -78,34 +77,34 @@ class WorkerJob:
         self.send_event(event)
 
 
-Answer = Callable[[WorkerJob], object]
+JobFunction = Callable[[WorkerJob], object]
 
 
 class JobThread:
     """Runs jobs one after the other in one thread, while at most `max_waiting` other jobs wait. All
-    methods must be called by the same thread."""
+    methods of a `JobThread` must be called by the same thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self._pool = ThreadPoolExecutor(1, "esa-answers")
         self._jobs: dict[WorkerJob, Future[None]] = {}
 
-    def count_jobs(self) -> int:
+    def count_unfinished_jobs(self) -> int:
         """Returns the number of jobs that are waiting or running."""
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
-    def queue_job(self, compute_result: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """A context manager that queues a job, with the events of the job; its end cancels the job.
-        Raises QueueFullError."""
+    def queue_job(self, compute_result: JobFunction) -> Iterator[asyncio.Queue[Event]]:
+        """A context manager that queues a job, yields a queue with the job's events, and at its end
+        cancels the job. Raises QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
-        def send_event(event: Event) -> None:
+        def put_event_into_queue(event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = WorkerJob(compute_result, send_event)
+        job = WorkerJob(compute_result, put_event_into_queue)
         self.submit_job(job)
         try:
             yield events
@@ -115,8 +114,8 @@ class JobThread:
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
     def submit_job(self, job: WorkerJob) -> None:
-        """Adds a job to the queue. Raises QueueFullError."""
-        if self.count_jobs() > self.max_waiting:
+        """Adds a job to the queue of the thread. Raises QueueFullError."""
+        if self.count_unfinished_jobs() > self.max_waiting:
             raise QueueFullError
         try:
             self._jobs[job] = self._pool.submit(job.run_job)
@@ -124,8 +123,8 @@ class JobThread:
             raise QueueFullError from None
 
     def cancel_all_jobs(self, wait_s: float) -> None:
-        """Cancels all jobs and waits for the running job. If the job does not end within `wait_s`
-        seconds, the whole process ends, as the model must not be closed while a job uses it."""
+        """Cancels all jobs and waits for the running job. If the running job does not end within
+        `wait_s` seconds, the process is ended, as a model in use must not be closed."""
         for job in self._jobs:
             job.cancelled.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
-from esa_cli.errors import DocumentError, UsageError, first_line
+from esa_cli.errors import DocumentError, UsageError, get_first_line
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
 from esa_cli.system.registry import suggest_name
@@ -348,7 +348,7 @@ def load_gpt4_tokenizer() -> Any:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
         raise DocumentError(
-            f"the vocabulary of gpt-4 cannot be downloaded: {first_line(error)}",
+            f"the vocabulary of gpt-4 cannot be downloaded: {get_first_line(error)}",
             "set TIKTOKEN_CACHE_DIR to a copy of tiktoken's cache from a machine with a network",
         ) from error
 

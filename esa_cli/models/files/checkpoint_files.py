@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from esa_cli.errors import EsaError, ModelError, UsageError, first_line
+from esa_cli.errors import EsaError, ModelError, UsageError, get_first_line
 from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.files import replace_atomically
@@ -42,7 +42,7 @@ def convert_read_errors(file_name: object, hint: str = _FETCH_AGAIN) -> Iterator
     except Exception as error:
         if isinstance(error, EsaError) or is_out_of_memory_error(error):
             raise
-        reason = first_line(error)[:300]
+        reason = get_first_line(error)[:300]
         raise ModelError(f"{file_name} cannot be read: {reason}", hint) from error
 
 

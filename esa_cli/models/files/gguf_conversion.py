@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, ModelError, first_line
+from esa_cli.errors import EsaError, ModelError, get_first_line
 from esa_cli.models.files.gguf_file import (
     GGUF_FAMILIES,
     SAFETENSORS,
@@ -47,7 +47,7 @@ def convert_gguf_file(
         raise
     except Exception as error:
         raise ModelError(
-            f"{gguf_path.name} cannot be converted: {first_line(error)}",
+            f"{gguf_path.name} cannot be converted: {get_first_line(error)}",
             "fetch the GGUF file again, or choose another kind that docs/models.md lists",
         ) from error
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.

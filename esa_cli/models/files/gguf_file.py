@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 from gguf import GGUFReader, GGUFValueType
 
-from esa_cli.errors import ModelError, first_line
+from esa_cli.errors import ModelError, get_first_line
 from esa_cli.models.files.checkpoint_files import check_config_settings
 
 SAFETENSORS = "use the model's safetensors files"
@@ -73,7 +73,7 @@ class GgufFile:
         except OSError:
             raise
         except Exception as error:  # the package raises any kind
-            message = f"{gguf_path.name} is not a complete GGUF file: {first_line(error)}"
+            message = f"{gguf_path.name} is not a complete GGUF file: {get_first_line(error)}"
             raise ModelError(message[:250], _AGAIN) from error
         if self.metadata.get("split.count", 1) > 1:
             message = f"{gguf_path.name} holds only a part of a model"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from esa_cli.errors import ModelError, ResourceError, first_line
+from esa_cli.errors import ModelError, ResourceError, get_first_line
 from esa_cli.models.files.checkpoint_files import check_tokenizer_files_exist, list_weight_files
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
@@ -151,7 +151,7 @@ def fetch_hub_snapshot(
             hint = "free some space, or point the environment variable HF_HOME to another disk"
             raise ResourceError(f"the disk is too full for the model {ref.repo}", hint) from error
         raise ModelError(
-            f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
+            f"fetching {ref.repo} from the hub failed: {get_first_line(error.__cause__ or error)}",
             "check the model's name, network, proxy and HF_ENDPOINT; for a private or gated "
             "model sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error

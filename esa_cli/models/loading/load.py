@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
+from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, get_first_line
 from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_esa_supports_config
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
@@ -114,7 +114,7 @@ def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> It
         method = quantization.read_quantization_method(config_settings)
         kind = f"quantised by {method}" if method else f"of type '{config_settings['model_type']}'"
         raise ModelError(
-            f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
+            f"{ref.name}, which is {kind}, cannot be loaded here: {get_first_line(error)[:300]}",
             "fetch the model again, upgrade transformers, use unquantised weights, or choose "
             "another model (llama, qwen3, mistral, ...); esa never runs a model's own code",
         ) from error

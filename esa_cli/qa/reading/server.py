@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from esa_cli.errors import ReaderError, first_line
+from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams, ignore_text, make_chat_messages
@@ -197,7 +197,7 @@ class ServerReader:
             cause: BaseException = error
             while cause.__context__ is not None:  # the innermost reason, as the system words it
                 cause = cause.__context__
-            reason = _shorten_message(getattr(cause, "strerror", None) or first_line(cause))
+            reason = _shorten_message(getattr(cause, "strerror", None) or get_first_line(cause))
             hint = f"check that the server is running; {_ADDRESS}"
             return self._make_reader_error(f"cannot be reached: {reason}", hint)
         return self._make_reader_error(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
+from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, get_first_line
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import LibraryEntry, list_document_files
@@ -66,7 +66,7 @@ class CopySource:
             self.files = list_files(place)
         except (OSError, tarfile.TarError, ValueError) as error:
             raise ArchiveFileError(
-                f"{place} cannot be read as a library: {first_line(error)}",
+                f"{place} cannot be read as a library: {get_first_line(error)}",
                 "give an archive that `esa library copy library FILE.tar` has made",
             ) from error
 

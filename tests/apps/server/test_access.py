@@ -108,7 +108,7 @@ def test_loopback(host: str, here: bool) -> None:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    monkeypatch.setattr(server_app, "serve_app", lambda app, sock: None)
+    monkeypatch.setattr(server_app, "serve_asgi_app", lambda app, sock: None)
     return run_command(monkeypatch, command.serve, asker, *words)
 
 

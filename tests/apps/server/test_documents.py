@@ -12,7 +12,7 @@ from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 from test_library import ingest
 
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LibraryError
@@ -29,7 +29,7 @@ def text_of(live: LiveServer, **query: Any) -> tuple[int, Any]:
 
 
 def ids_of(documents: AllowedDocuments) -> list[str]:
-    return [one["id"] for one in list_documents(documents)["data"]]
+    return [one["id"] for one in make_documents_json(documents)["data"]]
 
 
 def test_documents_of_the_request(live: LiveServer, asker: FakeAsker, tmp_path: Path) -> None:

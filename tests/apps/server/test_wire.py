@@ -88,7 +88,7 @@ def test_earlier_messages_are_history(live: LiveServer, asker: FakeAsker) -> Non
 def test_odd_orders_of_messages(said: list[str], question: str, history: list[Turn]) -> None:
     roles = {"u": "user", "a": "assistant", "s": "developer"}
     messages = [{"role": roles[one[0]], "content": one[2:]} for one in said]
-    found = wire.parse_request(json.dumps({"messages": messages}).encode())
+    found = wire.parse_chat_request(json.dumps({"messages": messages}).encode())
     assert found.split_question_and_history() == (question, history)
 
 
@@ -126,7 +126,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
 def refusal(body: Any) -> ApiError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(ApiError) as caught:
-        wire.parse_request(data).split_question_and_history()
+        wire.parse_chat_request(data).split_question_and_history()
     assert caught.value.status == 400
     return caught.value
 

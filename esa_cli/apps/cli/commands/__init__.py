@@ -1,1 +1,1 @@
-"""The commands of `esa`, one file for commands that belong together."""
+"""The commands of `esa`, in files for commands that belong together."""

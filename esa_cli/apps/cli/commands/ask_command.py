@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_controls
+from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_control_chars
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
@@ -70,10 +70,9 @@ class AskOptions(options.DocumentOptions):
         ),
     ] = None
 
-    @property
-    def passage_count(self) -> int:
-        """The number of passages to show with the answer or to put into its JSON object."""
-        return answer_output.count_shown_passages(self.top, self.quiet and not self.as_json)
+    def count_shown_passages(self) -> int:
+        """Returns how many passages `esa ask` shows or puts into its JSON object."""
+        return answer_output.choose_passage_count(self.top, self.quiet and not self.as_json)
 
 
 @options.make_typer_command
@@ -116,7 +115,7 @@ class AskCommandRun:
 
     def load_model_and_open_documents(
         self,
-        names: Sequence[str],
+        document_names: Sequence[str],
         model: options.ModelOptions,
         reader_options: options.ReaderOptions,
         stack: ExitStack,
@@ -130,7 +129,7 @@ class AskCommandRun:
         from esa_cli.system.text import text_digest
 
         opts, reporter = self.opts, self.reporter
-        files, library = source_files(names), Library()
+        files, library = source_files(document_names), Library()
         chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
@@ -144,7 +143,7 @@ class AskCommandRun:
         )
         named = self.documents.gathered.documents
         sized = () if opts.library else named  # the documents of the library may have any length
-        keep, place = opts.keep, model.model_place
+        keep, place = opts.keep, model.choose_device_and_dtype()
         ready = check_before_loading(
             chosen, place, reporter, method=opts.method, documents=sized, keep=keep
         )
@@ -168,25 +167,26 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
-        self.documents.set_book_openers(books, esa.stored, None if needs_kv_cache else open_book)
+        open_path = None if needs_kv_cache else open_book
+        self.documents.set_document_openers(books, esa.stored, open_path)
         self.books = self.documents.open_documents_for(self.question)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
         """Answers the question, prints the answer with its passages, and writes the report."""
-        reply = self._ask_question(is_streamed=not self.opts.as_json)
+        reply = self._ask_question(streams_answer=not self.opts.as_json)
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
-            reply = self._read_documents_and_ask_again(reply)
+            reply = self._ingest_documents_and_ask_again(reply)
         if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
-            facts = answer_output.make_answer_object(self.esa, self.books, reply, seconds, left_out)
+            facts = answer_output.make_answer_json(self.esa, self.books, reply, seconds, left_out)
             print_json({**facts, **({"searched": searched} if searched else {})})
-        self._write_report(reply)
+        self._write_html_report(reply)
 
-    def _read_documents_and_ask_again(self, unread_reply: Reply) -> Reply:
+    def _ingest_documents_and_ask_again(self, first_reply: Reply) -> Reply:
         """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
         reporter, books = self.reporter, self.books
         unread = shorten_name_list([book.document.name for book in books if not book.read])
@@ -196,43 +196,43 @@ class AskCommandRun:
         )
         try:
             self.books = [b if b.read else self.esa.ingest(b.document) for b in books]
-            reply = self._ask_question(is_streamed=False)
+            reply = self._ask_question(streams_answer=False)
         except BaseException as error:
             reporter.clear_spinner()
             if isinstance(error, KeyboardInterrupt):
                 reporter.note("esa: the answer above was found with BM25 alone")
             self.books = books
-            self._write_report(unread_reply)
+            self._write_html_report(first_reply)
             raise
-        replies = unread_reply, reply
+        replies = first_reply, reply
         places = [[(e.document, e.start) for e in one.evidence[:1]] for one in replies]
-        if unread_reply.text.strip() == reply.text.strip() and places[0] == places[1]:
+        if first_reply.text.strip() == reply.text.strip() and places[0] == places[1]:
             reporter.note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            print(strip_controls(reply.text), flush=True)
-            answer_output.print_answer_notes(reply, self.opts.passage_count, reporter)
+            print(strip_control_chars(reply.text), flush=True)
+            answer_output.print_answer_notes(reply, self.opts.count_shown_passages(), reporter)
         return reply
 
-    def _ask_question(self, is_streamed: bool) -> Reply:
-        """Asks the model the question. A streamed answer is printed while it is generated."""
+    def _ask_question(self, streams_answer: bool) -> Reply:
+        """Asks the model the question, and prints a streamed answer while it is generated."""
         opts, reporter = self.opts, self.reporter
         reporter.show_spinner("answering")
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(opts.passage_count, 0 if opts.as_json else 1),
-            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if is_streamed else None,
+            evidence=max(opts.count_shown_passages(), 0 if opts.as_json else 1),
+            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams_answer else None,
             **self.generation,
         )
         reporter.clear_spinner()
-        if is_streamed:
+        if streams_answer:
             print(flush=True)
-            answer_output.print_answer_notes(reply, opts.passage_count, reporter)
+            answer_output.print_answer_notes(reply, opts.count_shown_passages(), reporter)
         return reply
 
-    def _write_report(self, reply: Reply) -> None:
-        """Writes the HTML page of --report, if wanted, after the answer has been printed."""
+    def _write_html_report(self, reply: Reply) -> None:
+        """Writes the answer as an HTML page to the file of --report, if that option is given."""
         if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
             output_paths.write_text_file(self.opts.report, page)

@@ -2,9 +2,9 @@
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-`documents` are files, folders and patterns relative to the folder of the questions file. A question
-without `documents` is asked about the documents of the command line. Questions about the same
-documents are asked together.
+The field `documents` names files, folders and patterns, relative to the folder of the questions
+file. A question without `documents` is asked about the documents of the command line. Questions
+about the same documents are asked together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esa_cli.apps.cli.inputs import SAVE_INPUT
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
@@ -76,8 +77,8 @@ def batch(
 ) -> None:
     """Answer the questions of a file, in order.
 
-    After a stop, the same command continues where it was. Exit code 7 means that some questions got
-    an error instead of an answer."""
+    After a stop, the same `esa batch` command continues where it was. Exit code 7 means that some
+    questions got an error instead of an answer."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import choose_answer_source
 
@@ -88,15 +89,15 @@ def batch(
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
-        asked = _load_questions(questions, out, documents or [], answer_settings, reporter)
+        answer_settings = {**asking, **reader_options.make_answer_key_fields(), "preset": settings}
+        asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:
-            count, asked = end, shard_questions(asked[:limit], shard)
+            count, asked = end, select_questions_of_shard(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
         with open_answers_file(out, asked, retry_failed) as answers:
-            add_answers_of_shards(answers, asked[:end], shards.join or ())
+            copy_answers_from_shard_files(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
@@ -124,26 +125,24 @@ def batch(
         raise typer.Exit(PARTIAL)
 
 
-def _load_questions(
+def _load_batch_questions(
     questions_file: Path,
-    out: Path,
-    documents: Sequence[str],
+    answers: Path,
+    default_documents: Sequence[str],
     answer_settings: Mapping[str, Any],
     reporter: terminal.Reporter,
 ) -> list[BatchQuestion]:
     """Reads the questions file, and warns of questions that cannot be asked."""
-    if "-" in documents:
-        raise UsageError(
-            "a document must be a file, got standard input (-)", "save the text to a file"
-        )
-    output_paths.check_output_file("--out", out, [str(questions_file)], "the questions file")
-    if out.exists() and not out.is_file():  # as its rows are read first
-        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
-    questions = read_questions_file(questions_file, documents, answer_settings)
+    if "-" in default_documents:
+        raise UsageError("a document must be a file, got standard input (-)", SAVE_INPUT)
+    output_paths.check_output_file("--out", answers, [str(questions_file)], "the questions file")
+    if answers.exists() and not answers.is_file():  # as its rows are read first
+        raise UsageError(f"--out must be a regular file, got {answers}", "choose another --out")
+    questions = read_questions_file(questions_file, default_documents, answer_settings)
     for question in questions:
         if question.fault:
             reporter.warn(f"esa: {questions_file}, line {question.line}: {question.fault}")
-    sources = list(dict.fromkeys(question.meant for question in questions))
+    sources = list(dict.fromkeys(question.files for question in questions))
     for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
         reporter.warn(f"esa: {left_out.line}")
     for document in dict.fromkeys(one for source in sources for one in source.paths):
@@ -154,24 +153,24 @@ def _load_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A line of the questions file. `meant` are the files that the names in `documents` stand for;
-    `key` has digests of the question with its settings, and of the files' contents."""
+    """A question of the questions file; `key` has digests of the question with its settings, and of
+    the contents of its documents."""
 
     line: int
     id: Any
     question: str
     documents: tuple[str, ...]
-    meant: SourceFiles
+    files: SourceFiles
     key: str
     fault: str = ""
     """Why the question cannot be asked; the empty text if it can be asked."""
 
 
 def read_questions_file(
-    questions_file: Path, documents: Sequence[str], answer_settings: Mapping[str, Any]
+    questions_file: Path, default_documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
-    """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
-    `documents` are for questions that name no documents; answers depend on `answer_settings`, too.
+    """Returns the questions of a file, in order; an invalid line becomes a question with a fault.
+    The key of each question contains a digest of `answer_settings`, on which answers depend.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
         lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -179,10 +178,10 @@ def read_questions_file(
         raise DocumentError(
             f"{questions_file} cannot be read: {error.strerror}", "check the path"
         ) from error
-    default, digest_file = source_files(documents), cache(_compute_file_digest)
+    default, digest_file = source_files(default_documents), cache(_compute_file_digest)
 
     @cache
-    def find_named_files(names: tuple[str, ...]) -> SourceFiles:
+    def find_document_files(names: tuple[str, ...]) -> SourceFiles:
         return source_files([str(questions_file.parent / name) for name in names])
 
     questions: list[BatchQuestion] = []
@@ -191,21 +190,21 @@ def read_questions_file(
             continue
         row, fault = _parse_batch_question(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
-        meant = SourceFiles() if fault else default
+        files = SourceFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
         if not fault:
             if row.get("documents") is not None:
                 names = tuple(row["documents"])
                 try:
-                    meant = find_named_files(names)
+                    files = find_document_files(names)
                 except DocumentError as error:
-                    meant, fault = SourceFiles(), error.message
+                    files, fault = SourceFiles(), error.message
             asked = [text, names, row.get("id"), answer_settings]
         # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
-        parts = [asked, [digest_file(name) for name in meant.paths]]
+        parts = [asked, [digest_file(name) for name in files.paths]]
         digests = [text_digest(json.dumps(part, sort_keys=True, default=str)) for part in parts]
         key = ".".join(digest[:16] for digest in digests)
-        questions.append(BatchQuestion(line, id, text, names, meant, key, fault))
+        questions.append(BatchQuestion(line, id, text, names, files, key, fault))
     if all(question.fault for question in questions):
         why = f"line {questions[0].line}: {questions[0].fault}" if questions else "it is empty"
         raise DocumentError(f"no line of {questions_file} is a valid question; {why}", EXAMPLE)
@@ -213,7 +212,7 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line with an empty text, or {} with the fault of the line."""
+    """Parses a line of the questions file; returns its JSON object, or {} and what is wrong."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -222,8 +221,8 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(value: Any) -> bool:
-        return isinstance(value, str) and value not in ("", "-")
+    def is_path(name: Any) -> bool:
+        return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
@@ -241,7 +240,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
 
 
 def _compute_file_digest(path: str) -> str:
-    """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
+    """Returns the SHA-256 digest of a file, or an empty string if the file cannot be read."""
     try:
         if not os.path.isfile(path):
             return ""
@@ -251,36 +250,38 @@ def _compute_file_digest(path: str) -> str:
         return ""
 
 
-Group = list[tuple[int, BatchQuestion]]
+QuestionGroup = list[tuple[int, BatchQuestion]]
 """Questions about the same documents, each with its index in the questions file."""
 
 
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
-) -> list[Group]:
-    """Groups the wanted questions by their documents."""
-    by_documents: dict[SourceFiles, Group] = {}
+) -> list[QuestionGroup]:
+    """Groups the questions whose index `is_wanted` accepts by their documents."""
+    by_documents: dict[SourceFiles, QuestionGroup] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
-            by_documents.setdefault(question.meant, []).append((index, question))
+            by_documents.setdefault(question.files, []).append((index, question))
     return list(by_documents.values())
 
 
-def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
-    """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
+def select_questions_of_shard(
+    questions: Sequence[BatchQuestion], shard: WorkShard
+) -> list[BatchQuestion]:
+    """Returns the questions of one shard, chosen so that shards share few documents."""
     grouped = [index for group in group_questions_by_documents(questions) for index, _ in group]
     return [questions[index] for index in sorted(shard.select_contiguous_items(grouped))]
 
 
 def open_answers_file(
-    out: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
+    answers_path: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
 ) -> OrderedJsonLinesFile:
-    """Opens the answers file, a context manager; `drops_failed_rows` deletes rows with an error."""
+    """Opens the answers file; if `drops_failed_rows` is set, rows with an error are deleted."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(out, places, retry_failed=drops_failed_rows)
+    return OrderedJsonLinesFile(answers_path, places, retry_failed=drops_failed_rows)
 
 
-def add_answers_of_shards(
+def copy_answers_from_shard_files(
     answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
     """Adds rows that the file `answers` lacks from the answers files of other shards; a row with an
@@ -311,14 +312,13 @@ def answer_batch_questions(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row in the answers file yet; after
-    an EsaError the row has the error. `progress` is called after each row, and `warn` with a
-    message for each unreadable file of a folder. Raises ResourceError, DocumentError: the answers
-    cannot be written."""
+    """Answers those of the first `limit` questions that have no row in the answers file yet, and
+    calls `progress` after each row, and `warn` for each unreadable file of a folder. Raises
+    ResourceError, DocumentError: the answers cannot be written."""
     end = len(questions) if limit is None else limit
 
-    def add_answer_row(index: int, row: dict[str, Any]) -> None:
-        answers.add_row(index, row)
+    def add_answer_row(question_index: int, row: dict[str, Any]) -> None:
+        answers.add_row(question_index, row)
         progress()
 
     open_books = OpenBookCache(esa)
@@ -330,21 +330,21 @@ def answer_batch_questions(
 
 def _answer_question_group(
     esa: Esa,
-    group: Group,
+    group: QuestionGroup,
     open_books: OpenBookCache,
     ask_arguments: Mapping[str, Any],
     add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, and keeps no reference to the documents."""
-    meant, refusal = group[0][1].meant, None
+    """Answers questions about the same documents, which may be closed when it returns."""
+    files, refusal = group[0][1].files, None
     books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
-    open_books.needed = meant.paths
+    open_books.needed = files.paths
     try:
-        gathered = gather(meant, open_books.read_document).without_copies()
+        gathered = gather(files, open_books.read_document).without_copies()
         left_out = gathered.left_out
         books = [open_books.open_book(document) for document in gathered.documents]
-        for file in left_out[len(meant.left_out) :]:
+        for file in left_out[len(files.left_out) :]:
             warn(file.line)
     except EsaError as error:
         refusal = error

@@ -53,8 +53,7 @@ class CalibrationOptions:
     ] = Path("compressor.safetensors")
 
     def check_output_file(self, text_paths: Sequence[str]) -> None:
-        """Checks, before an hour of computation, that the output file may be written. Raises
-        UsageError, DocumentError."""
+        """Checks that the output file may be written. Raises UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_projections import (
             refuse_to_overwrite_foreign_file,
@@ -88,25 +87,24 @@ def calibrate(
         written = {"file": str(opts.out), "method": study.find_best_method()}
         print_json({**facts, **study.make_json_data(), "training": training, "written": written})
         return
-    _print_recall(study)
-    use = _format_compressor_options(model.load_preset_for_methods(), chosen, opts.out)
+    _print_recall_table(study)
+    use = _format_options_to_use_compressor(model.load_preset_for_comparison(), chosen, opts.out)
     reporter.note(f"{study.find_best_method()} is in {opts.out}; use it with\n  {use}", dim=False)
 
 
 def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
-    """Fits compressors of keys, measures the recall of each, and writes the best compressor to a
-    file. Returns the recalls, the preset whose queries were fitted, and the training settings."""
+    """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    given = model.load_preset_for_methods()
+    given = model.load_preset_for_comparison()
     text = join_documents(read_documents(texts, reporter).documents)
-    ready = check_before_loading(given, model.model_place, reporter, runs_methods=True)
+    ready = check_before_loading(given, model.choose_device_and_dtype(), reporter, runs_methods=True)
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load_for_methods(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
@@ -129,11 +127,10 @@ def _fit_and_measure_compressors(
     return study, chosen, asdict(training)
 
 
-def _format_compressor_options(
+def _format_options_to_use_compressor(
     current_preset: Preset, fitted_preset: Preset, compressor_file: Path
 ) -> str:
-    """Returns the options of `esa ask` with which the current preset uses a compressor that was
-    fitted to the queries of the fitted preset."""
+    """Returns the options of `esa ask` that add a compressor, and what it needs, to a preset."""
     words: list[str] = []
     for part in ("selector", "score", "position"):
         settings = getattr(fitted_preset, part)
@@ -146,8 +143,8 @@ def _format_compressor_options(
     return shlex.join(words)
 
 
-def _print_recall(study: CalibrationStudy) -> None:
-    """Prints the recall of each layer at the largest k, and the mean recall at each k."""
+def _print_recall_table(study: CalibrationStudy) -> None:
+    """Prints a table of each layer's recall at the largest k, and the mean recall at each k."""
     results = study.results
     rows = [
         [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
@@ -183,14 +180,14 @@ def heads(
     """Find the attention heads that match a question to its passage.
 
     The command plants sentences in a long text, asks for each sentence, and measures which
-    attention heads look at it. With the printed setting score.heads only these retrieval heads
+    attention heads look at it. With the printed setting score.heads only the found retrieval heads
     vote for passages.
 
     esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct"""
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
         search, result = _find_retrieval_heads(
-            opts, model, model.load_preset_for_methods(), reporter
+            opts, model, model.load_preset_for_comparison(), reporter
         )
     if as_json:
         print_json(result)
@@ -215,7 +212,7 @@ def heads(
 def _find_retrieval_heads(
     opts: HeadsOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
 ) -> tuple[HeadSearchResult, dict[str, Any]]:
-    """Finds the retrieval heads of the model. Returns the heads, also as a JSON object."""
+    """Finds the retrieval heads of a model, and returns them, also as a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
@@ -226,7 +223,8 @@ def _find_retrieval_heads(
     from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)
-    length, place, texts = parse_token_count(opts.length), model.model_place, opts.haystack
+    length, place = parse_token_count(opts.length), model.choose_device_and_dtype()
+    texts = opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
     known = fetch_and_check_model(preset, place, reporter)
     known.check_methods_can_run({"preset": preset}, length)

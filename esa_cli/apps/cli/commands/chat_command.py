@@ -1,4 +1,4 @@
-"""The command `esa chat`: a conversation about documents, of questions and commands like /save."""
+"""The command `esa chat`: a user asks about documents, and types slash commands like /save."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import Top
-from esa_cli.apps.cli.inputs import Line, read_documents, read_numbered_lines
+from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_controls
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
 from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
 
@@ -52,7 +52,7 @@ def chat(
     reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Talk about documents; each question may refer to earlier ones.
+    """Talk about documents; each question may refer to earlier questions.
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
@@ -60,10 +60,10 @@ def chat(
     from esa_cli.qa.opening import choose_answer_source
 
     if "-" in documents:
-        wrong = "standard input (-) cannot be a document, as it has the questions"
-        raise UsageError(wrong, "save the document to a file")
+        wrong = "standard input (-) has the questions, and cannot be a document"
+        raise UsageError(wrong, SAVE_INPUT)
     chosen = reader_options.load_preset(model, method)
-    reader, shown = reader_options.choose_reader(), answer_output.count_shown_passages(top, quiet)
+    reader, shown = reader_options.choose_reader(), answer_output.choose_passage_count(top, quiet)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
@@ -82,24 +82,24 @@ def chat(
                 run_terminal_conversation(talk)
                 return
             for _, line in read_numbered_lines(sys.stdin):
-                if not talk.handle_input_line(line):
+                if not talk.answer_question_or_run_command(line):
                     break
     if talk.failed:
         raise typer.Exit(PARTIAL)
 
 
 class AnswerStoppedError(Exception):
-    """Stops an answer: the callback that receives the text of the answer raises this error."""
+    """Raised by the callback that receives the text of an answer, to stop the answer."""
 
 
 class Conversation:
-    """Asks questions about the same documents, with the earlier questions and answers, and runs
-    commands. Later questions ignore a stopped answer, which a model would take for a whole answer.
+    """Answers questions with regard to earlier questions and their answers, except for stopped
+    answers, and runs slash commands.
 
     Args:
-        documents: the names of the documents. ask_arguments: keyword arguments of `Esa.ask`.
-        passages: how many passages to show below each answer.
-        stoppable: whether a person types the lines, so that Ctrl-C stops only the answer."""
+        ask_arguments: keyword arguments of `Esa.ask`.
+        top: how many passages to show below each answer.
+        interruptible: whether a person types the lines, so that Ctrl-C stops only the answer."""
 
     def __init__(
         self,
@@ -125,24 +125,24 @@ class Conversation:
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
-        """Stops the current answer before its next piece; a signal handler may call this method."""
+        """Stops the current answer before its next piece of text; safe in a signal handler."""
         self._must_stop = True
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
         """Returns the answer to a question, or None if the answer was stopped. Earlier questions
-        that do not fit into the window are left out, oldest first. Raises EsaError, LengthError."""
+        are left out, oldest first, if they do not fit into the model's window. Raises EsaError."""
         self._must_stop = False
 
-        def forward_answer_piece(piece: str) -> None:
+        def print_text_unless_stopped(answer_piece: str) -> None:
             if self._must_stop:
                 raise AnswerStoppedError
-            on_text(piece)
+            on_text(answer_piece)
 
         turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
         for first in range(self.forgotten, len(turns) + 1):
             try:
                 reply = self.esa.ask(
-                    question, self.books, history=turns[first:], on_text=forward_answer_piece,
+                    question, self.books, history=turns[first:], on_text=print_text_unless_stopped,
                     **self.ask_arguments,
                 )  # fmt: skip
             except HistoryError:
@@ -156,8 +156,8 @@ class Conversation:
                 return reply
         return None
 
-    def handle_input_line(self, line: Line) -> bool:
-        """Answers a question or runs a command. Returns False for the command /quit."""
+    def answer_question_or_run_command(self, line: Line) -> bool:
+        """Answers a question or runs a slash command; returns False for the command /quit."""
         try:
             if isinstance(line, EsaError):
                 raise line
@@ -170,7 +170,7 @@ class Conversation:
             if command is not None:
                 self._run_slash_command(command[1], (command[2] or "").strip())
             elif line:
-                self._ask_and_print(line)
+                self._ask_and_print_answer(line)
         except EsaError as error:
             self.failed += 1
             self.reporter.clear_spinner()
@@ -179,11 +179,11 @@ class Conversation:
                 self.reporter.warn(f"     {error.hint}")
         return True
 
-    def _ask_and_print(self, question: str) -> None:
+    def _ask_and_print_answer(self, question: str) -> None:
         forgotten, stream = self.forgotten, answer_output.AnswerPrinter(sys.stdout, self.reporter)
         self.reporter.show_spinner("answering")
         try:
-            with _stop_answer_on_interrupt(self.stop_answer) if self.stoppable else nullcontext():
+            with _stop_answer_at_ctrl_c(self.stop_answer) if self.stoppable else nullcontext():
                 reply = self.ask_question(question, stream)
         finally:
             self.reporter.clear_spinner()
@@ -193,7 +193,7 @@ class Conversation:
             self.reporter.note("  stopped")
             return
         if not stream.has_text:
-            print(strip_controls(reply.text), flush=True)
+            print(strip_control_chars(reply.text), flush=True)
         answer_output.print_answer_notes(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
             self.reporter.warn(
@@ -205,16 +205,16 @@ class Conversation:
         if command == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
         elif command == "/docs":
-            print(strip_controls("\n".join(self.documents)))
+            print(strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
             self.record, self.forgotten = [], 0
             self.reporter.note("  the conversation is forgotten, but not the documents")
         elif command not in ("/evidence", "/save"):
             raise UsageError(
-                f"there is no command {command}", "type /help for a list of the commands"
+                f"`esa chat` has no command {command}", "type /help for a list of the commands"
             )
         elif not record:
-            raise UsageError("there is no answer yet", "ask a question first")
+            raise UsageError("the conversation has no answer yet", "ask a question first")
         elif command == "/save":
             self._save_conversation_as_markdown(argument.strip("\"'"))
         elif not record[-1][1].evidence:
@@ -222,40 +222,41 @@ class Conversation:
         else:
             print(answer_output.format_full_passages(record[-1][1].evidence, record[-1][1].found))
 
-    def _save_conversation_as_markdown(self, name: str) -> None:
-        path = Path(name).expanduser()
-        if not name or (path.exists() and path.absolute() not in self._saved):
+    def _save_conversation_as_markdown(self, file_name: str) -> None:
+        path = Path(file_name).expanduser()
+        if not file_name or (path.exists() and path.absolute() not in self._saved):
             raise UsageError(
-                f"/save must name a new file, got {name or 'none'}", "try /save conversation.md"
+                f"/save must name a new file, got {file_name or 'none'}", "try /save chat.md"
             )
         output_paths.check_output_file("/save", path)
         about = f"{self.esa.name}, {time.strftime('%Y-%m-%d')}"
-        output_paths.write_text_file(path, format_conversation(about, self.documents, self.record))
+        text = format_chat_as_markdown(about, self.documents, self.record)
+        output_paths.write_text_file(path, text)
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(self.record)} questions in {path}")
 
 
 @contextmanager
-def _stop_answer_on_interrupt(stop_answer: Callable[[], None]) -> Iterator[None]:
-    """A context manager: the first Ctrl-C calls `stop_answer`, a second Ctrl-C acts as usual."""
+def _stop_answer_at_ctrl_c(stop_answer: Callable[[], None]) -> Iterator[None]:
+    """A context manager in which the first Ctrl-C only calls `stop_answer`."""
     before = signal.getsignal(signal.SIGINT)
 
-    def on_first_interrupt(signal_number: int, frame: Any) -> None:
+    def stop_answer_at_first_ctrl_c(signal_number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         stop_answer()
 
-    signal.signal(signal.SIGINT, on_first_interrupt)
+    signal.signal(signal.SIGINT, stop_answer_at_first_ctrl_c)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def format_conversation(
-    subtitle: str, names: Sequence[str], record: Sequence[tuple[str, Reply]]
+def format_chat_as_markdown(
+    subtitle: str, document_names: Sequence[str], record: Sequence[tuple[str, Reply]]
 ) -> str:
-    """Formats a conversation as Markdown, below a subtitle and the names of the documents."""
-    lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in names)]
+    """Formats questions and replies as Markdown, below a subtitle and the documents' names."""
+    lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in document_names)]
     for number, (question, reply) in enumerate(record, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
@@ -267,7 +268,8 @@ def format_conversation(
             lines += ["", weights if reply.found else "The nearest passages:", ""]
         for rank, passage in enumerate(reply.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {answer_output.format_place(passage, reply.found)}: {words}")
+            place = answer_output.format_passage_place(passage, reply.found)
+            lines.append(f"{rank}. {place}: {words}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
@@ -277,7 +279,7 @@ def run_terminal_conversation(conversation: Conversation) -> None:
         import readline  # noqa: F401
     while True:
         try:
-            if not conversation.handle_input_line(input("> ")):
+            if not conversation.answer_question_or_run_command(input("> ")):
                 return
         except KeyboardInterrupt:
             conversation.reporter.note("  Ctrl-D ends; /help lists the commands")

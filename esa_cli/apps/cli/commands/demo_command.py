@@ -1,7 +1,7 @@
 """The command `esa demo`, which asks questions about a generated chronicle and checks the answers.
 
-The chronicle is over four times as long as the default model's window. The questions use other
-words than the chronicle, and one question has no answer in the chronicle.
+The generated chronicle is over four times as long as the default model's window. The questions of
+`esa demo` use other words than the chronicle, and one question has no answer in the chronicle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Ask questions about a generated document, and check the answers.
 
-    The command works in any folder and leaves no files. The first run fetches the model."""
+    `esa demo` works in any folder and leaves no files, but its first run fetches the model."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
@@ -44,33 +44,36 @@ def demo(
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), format_size(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        _print_styled(
+        _print_in_style(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
         with open_esa(choose_answer_source(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
-            _print_styled(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
+            _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
+            questions = choose_demo_questions(count)
+            right = sum(_ask_and_check_answer(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
-    _print_styled(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
-    _print_styled('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
+    _print_in_style(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
+    _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def choose_questions(count: int) -> list[DemoQuestion]:
-    """Returns `count` questions about the chronicle; the last of several has no answer."""
+def choose_demo_questions(question_count: int) -> list[DemoQuestion]:
+    """Returns questions about the chronicle; the last of several questions has no answer in it."""
     from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
 
     *answered, unanswered = get_demo_questions()
-    return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
+    return [*answered[: max(1, question_count - 1)], *[unanswered][: question_count - 1]]
 
 
-def _ask_and_check(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:
+def _ask_and_check_answer(
+    esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter
+) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
-    _print_styled(question.question, "bold")
+    _print_in_style(question.question, "bold")
     sys.stdout.write("  ")
     reporter.show_spinner("answering")
     stream = answer_output.AnswerPrinter(sys.stdout, reporter)
@@ -78,18 +81,18 @@ def _ask_and_check(esa: Esa, book: Book, question: DemoQuestion, reporter: Repor
     reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _print_styled(f"  {answer_output.NOT_FOUND}")
+        _print_in_style(f"  {answer_output.NOT_FOUND}")
     answers = question.answers
     right = contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _print_styled(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
+    _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
     for line in answer_output.format_passage_lines(reply, 1, sys.stdout.isatty()):
-        _print_styled(line, "cyan")
-    _print_styled("")
+        _print_in_style(line, "cyan")
+    _print_in_style("")
     return right
 
 
-def _print_styled(text: str, style: str | None = None) -> None:
+def _print_in_style(text: str, style: str | None = None) -> None:
     console = make_console(sys.stdout)
     console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

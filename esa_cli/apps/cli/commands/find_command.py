@@ -1,6 +1,6 @@
 """The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
-`esa find` does not load the adapter, and loads the model only if a document has a token index.
+`esa find` loads the model only if a document has a token index, and otherwise uses BM25 alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import make_document_objects
+from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
@@ -43,8 +43,8 @@ EVERY = 64
 
 
 class CollectedPlacesFile(JsonLinesFile):
-    """A context manager that keeps the output file of `esa collect` open; without a path nothing is
-    stored. `key` is a digest of all that places depend on; the first row has `about`, too."""
+    """The output file of `esa collect`, if a path is given; the first row has `key`, a digest of
+    what the collected places depend on, and the fields of `about`."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -73,10 +73,10 @@ class CollectedPlacesFile(JsonLinesFile):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(
-        self, passages_read: int, coverage: ReadingCoverage, stopped: bool = False
+        self, passages_read: int, coverage: ReadingCoverage, is_last: bool = False
     ) -> None:
         """Appends a row with the number of passages read, every 64 passages and at the end."""
-        step = 1 if stopped or passages_read == coverage.chosen else EVERY
+        step = 1 if is_last or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
             self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
             self._read = passages_read
@@ -119,7 +119,7 @@ class FindOptions(options.DocumentOptions):
 
     @property
     def is_word_search(self) -> bool:
-        """Whether passages are chosen only by the words that they contain."""
+        """Whether `esa find` chooses passages only by the words that they contain."""
         return (self.shows_all or self.files) and self.minimum is None
 
     def refuse_conflicting_options(self) -> None:
@@ -171,8 +171,8 @@ def find(
             limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, ingests_unread=reads)
-        named = [finder.open_book(document) for document in documents.gathered.documents]
-        documents.set_book_openers(named, finder.open_stored_book, finder.open_book)
+        named = [finder.open_document(document) for document in documents.gathered.documents]
+        documents.set_document_openers(named, finder.open_stored_document, finder.open_document)
         books = documents.open_documents_for(question, all_that_match=opts.is_word_search)
         reporter.show_spinner("searching")
         passages = _find_passages(finder, question, books, opts, reporter)
@@ -184,7 +184,7 @@ def find(
                 {
                     "files" if opts.files else "passages": matches,
                     "read": all(book.read for book in books),
-                    "documents": make_document_objects(books),
+                    "documents": make_document_json_list(books),
                     **({"searched": documents.searched} if documents.searched else {}),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if finder.is_loaded else None,
@@ -193,7 +193,7 @@ def find(
             )
         elif opts.files:
             for file in files:
-                print(format_file_name(file["document"], file["source"]))
+                print(format_path_or_document_name(file["document"], file["source"]))
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
@@ -234,8 +234,7 @@ def _find_passages(
 
 
 def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
-    """Returns each document's name, path, best score and number of passages, from passages that are
-    sorted by score."""
+    """Returns the name, path, best score and passage count of each document of the passages."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
@@ -244,9 +243,9 @@ def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, An
     return list(files.values())
 
 
-def format_file_name(document_name: str, source: str) -> str:
-    """Returns the path of a document, or its name if the document came from standard input."""
-    return terminal.clean_line(document_name if source == "-" else source)
+def format_path_or_document_name(document_name: str, path_or_dash: str) -> str:
+    """Returns the path of a document, or its name if the document came from standard input (-)."""
+    return terminal.make_safe_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
@@ -258,12 +257,12 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
     console = terminal.make_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.clean_line(passage.chapter)] if passage.chapter else []
+        details += [terminal.make_safe_line(passage.chapter)] if passage.chapter else []
         details += [f"characters {passage.start}-{passage.end}", f"score {passage.score:.1f}"]
-        place = f"{format_file_name(passage.document, passage.source)}:{passage.line}"
+        place = f"{format_path_or_document_name(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
-        body = Text(terminal.strip_controls(passage.text.strip()))
+        body = Text(terminal.strip_control_chars(passage.text.strip()))
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         for line in body.split("\n", allow_blank=True):
@@ -315,9 +314,8 @@ class CollectOptions(options.DocumentOptions):
         options.refuse_both("--count", form, self.count and not is_table)
         options.refuse_both("--keep", "--read never", self.keep and self.read == "never")
 
-    @property
-    def esa_collect_arguments(self) -> dict[str, Any]:
-        """The keyword arguments of `Esa.collect` that choose passages and places."""
+    def make_collect_arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of `Esa.collect` that choose passages and places."""
         least = {} if self.min_confidence is None else {"least": self.min_confidence}
         return {"minimum": self.minimum, "every": self.reads_all, **least}
 
@@ -369,7 +367,7 @@ def collect(
         )
         open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
-        documents.set_book_openers(named, esa.stored, open_book)
+        documents.set_document_openers(named, esa.stored, open_book)
         books = documents.open_documents_for(question)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
@@ -377,8 +375,8 @@ def collect(
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
-            **opts.esa_collect_arguments,
-            **reader_options.reader_dependencies,
+            **opts.make_collect_arguments(),
+            **reader_options.make_answer_key_fields(),
         }
         key = text_digest(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
@@ -394,7 +392,7 @@ def collect(
                     "caveat": caveat,
                     "places": [p.to_json() for p in (different if opts.distinct else places)],
                     "coverage": coverage._asdict(),
-                    "documents": make_document_objects(books),
+                    "documents": make_document_json_list(books),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model,
                     "reader": None if esa.reader is None else esa.reader.name,
@@ -418,19 +416,19 @@ def _collect_and_print_places(
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], ReadingCoverage]:
-    """Collects the places that answer a question, after the places of an earlier run, and prints
-    all places, even if the run is stopped. Returns the places, and how many passages were read."""
+    """Collects the places that answer a question, continues an earlier run, and prints all places,
+    even if the run is stopped. Returns all places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
-    def show_progress(done: int, total: int) -> None:
+    def show_progress(read_passages: int, all_passages: int) -> None:
         nonlocal progress
         file.write_progress(collection.done_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
-        progress(done, total)
+        progress(read_passages, all_passages)
 
     reporter.show_spinner("finding passages")
     places = list(file.earlier.places)
-    how = {**opts.esa_collect_arguments, "progress": show_progress, "after": file.earlier}
+    how = {**opts.make_collect_arguments(), "progress": show_progress, "after": file.earlier}
     collection = esa.collect(question, books, **how)
     if places:
         reporter.note(f"esa: kept from an earlier run: {terminal.pluralize(len(places), 'place')}")
@@ -442,7 +440,7 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            file.write_progress(collection.done_passage_count, collection.coverage, stopped=True)
+            file.write_progress(collection.done_passage_count, collection.coverage, is_last=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)
@@ -472,7 +470,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptio
             page = "" if place.page is None else f", page {place.page}"
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
-            rows.append([terminal.clean_line(" ".join(cell.split())) for cell in cells])
+            rows.append([terminal.make_safe_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
     elif opts.form == "jsonl":
         for place in places:
@@ -482,6 +480,6 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptio
         writer.writerow(FIELDS)
         for row in (place.to_json() for place in places):
             writer.writerow(
-                "" if row[name] is None else terminal.strip_controls(str(row[name]))
+                "" if row[name] is None else terminal.strip_control_chars(str(row[name]))
                 for name in FIELDS
             )

@@ -82,8 +82,8 @@ def ingest(
     """Read documents once into the library, for all later questions.
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
-    of documents. After a stop, the same command continues where it was."""
-    check_engine_installed(engine)
+    of documents. After a stop, the same `esa ingest` command continues where it was."""
+    check_engine_package_installed(engine)
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
@@ -110,7 +110,7 @@ def ingest(
             from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
-            check_before_loading(chosen, model.model_place, reporter, keep=True)
+            check_before_loading(chosen, model.choose_device_and_dtype(), reporter, keep=True)
             library, on_ray = get_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
             yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
@@ -122,14 +122,14 @@ def ingest(
             _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
-def check_engine_installed(engine: str) -> None:
+def check_engine_package_installed(engine: str) -> None:
     """Raises UsageError if the package that --engine needs is not installed."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
 def _ingest_and_print_documents(
-    names: Sequence[str],
+    document_names: Sequence[str],
     shard: str | None,
     ingest_documents: Callable[[Sequence[Document]], Iterator[IngestRow]],
     reporter: terminal.Reporter,
@@ -139,11 +139,11 @@ def _ingest_and_print_documents(
     from esa_cli.qa.ingestion.library_texts import record_removed_files_of_folders
 
     rows: list[IngestRow] = []
-    gathered = read_documents(names, reporter, WorkShard.parse(shard))
+    gathered = read_documents(document_names, reporter, WorkShard.parse(shard))
     try:
         for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
-        record_removed_files_of_folders(Library(), names)
+        record_removed_files_of_folders(Library(), document_names)
     finally:
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:
@@ -173,8 +173,7 @@ def _update_library_from_folders(
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
-    """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C. A removed
-    or unreadable file is reported only once."""
+    """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
     from esa_cli.system.files import iterate_poll_times
 
@@ -182,20 +181,20 @@ def _update_library_from_folders(
     reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
     failed = dict[str, bool]()
 
-    def update_and_report_folder(folder: str, is_first: bool) -> None:
+    def update_library_and_print_changes(folder: str, is_first_update: bool) -> None:
         result = update_library_from_folder(
             folder, library, load_esa, reporter,
-            prune=prune, prune_if_empty=prune_if_empty and is_first,
-            reported_files=reported_files[folder], is_first=is_first,
+            prune=prune, prune_if_empty=prune_if_empty and is_first_update,
+            reported_files=reported_files[folder], is_first=is_first_update,
         )  # fmt: skip
         failed[folder] = bool(result["failed"])
-        if not is_first and not any(result[key] for key in CHANGES):
+        if not is_first_update and not any(result[key] for key in CHANGES):
             return
         if as_json:
             print(terminal.format_json(result), flush=True)
             return
         for path in result["removed"]:
-            print(terminal.clean_line(f"removed {path}"))
+            print(terminal.make_safe_line(f"removed {path}"))
         parts = [
             f"{len(result[key]):,} {what}"
             for key, what in CHANGES.items()
@@ -205,13 +204,13 @@ def _update_library_from_folders(
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in reported_files:
-        update_and_report_folder(folder, is_first=True)
+        update_library_and_print_changes(folder, is_first_update=True)
     if watch:
         reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in iterate_poll_times():
             time.sleep(SETTLE_S)
             for folder in reported_files:
-                update_and_report_folder(folder, is_first=False)
+                update_library_and_print_changes(folder, is_first_update=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
@@ -265,7 +264,7 @@ def update_library_from_folder(
             failed.append(record._replace(why=error.message, hint=error.hint))
     for record in failed:
         if record not in reported_files:
-            reporter.warn_left_out(record.why, record.hint)
+            reporter.warn_document_left_out(record.why, record.hint)
     for left_out in state.left_out if is_first else ():
         reporter.warn(f"esa: {left_out.line}")
     removed = [record.path for record in state.removed if record not in reported_files]

@@ -42,7 +42,7 @@ def list_documents(
     with_former: Annotated[bool, option("--all", "List former versions of files, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the documents, the most recently used first."""
+    """List the library's documents, the most recently used first."""
     stored = Library()
     present, former = stored.separate_former_documents()
     entries = [*present, *former] if with_former else present
@@ -91,13 +91,13 @@ def show_document(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show the facts about a document, or its text."""
+    """Show the facts about a stored document, or its text."""
     stored = Library()
     [entry] = _find_stored_documents(stored, [name])
     if as_json:
         terminal.print_json({**entry.to_json(), **({"text": stored.text(entry)} if text else {})})
     elif text:
-        terminal.print_text(stored.text(entry))
+        terminal.print_text_safely(stored.text(entry))
     else:
         facts = entry.to_json()
         facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
@@ -106,7 +106,7 @@ def show_document(
 
 @library.command("verify")
 def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
-    """Check every byte of the documents, and say what is damaged."""
+    """Check every byte of stored documents, and say what is damaged."""
     stored = Library()
     entries = [entry for part in stored.separate_former_documents() for entry in part]
     entries = _find_stored_documents(stored, names) if names else entries
@@ -119,7 +119,7 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
             print(f"{entry.id}  {state}  {_format_name_or_damage(entry)}")
             for error in errors:
-                print(f"    {terminal.clean_line(error.message)}")
+                print(f"    {terminal.make_safe_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -131,14 +131,14 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
 def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     """Remove documents from the library.
 
-    The files that the documents were read from stay."""
+    The original files of the removed documents stay where they are."""
     stored = Library()
     entries = _find_stored_documents(stored, names)
     files = {entry.file_path for entry in entries if entry.file_path}
     entries += [one for one in stored.separate_former_documents().former if one.file_path in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
-    options.confirm_removal("document", f"{listed} from the library", yes)
+    options.ask_to_confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
         freed = format_size(stored.remove(entry))
         print(f"removed {entry.id} ({_format_name_or_damage(entry)}), {freed} freed")
@@ -155,7 +155,7 @@ def prune_library(
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be removed.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove former versions, leftover files, and documents beyond a size."""
+    """Remove old versions, leftover files, and documents beyond a size."""
     max_bytes = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(max_bytes, dry_run=dry_run)
     if as_json:
@@ -190,7 +190,7 @@ def copy_documents(
 ) -> None:
     """Copy documents to or from a folder or archive.
 
-    The folder or archive becomes a library, too. Every copied file is checked."""
+    A folder or archive with copied documents is a library, too. Each copied file is checked."""
     from esa_cli.apps.cli.options import output_paths
     from esa_cli.storage.library.library_copy import is_archive_path, pull_documents, push_documents
 
@@ -232,16 +232,16 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[LibraryEntry]:
-    """Returns the stored documents with these names or beginnings of ids, without duplicates."""
+def _find_stored_documents(user_library: Library, names_or_ids: Sequence[str]) -> list[LibraryEntry]:
+    """Finds stored documents by their names or the beginnings of their ids, without duplicates."""
     entries = dict[str, LibraryEntry]()
     for name in names_or_ids:
-        matches = stored.match_entries(name)
+        matches = user_library.match_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
-            raise UsageError(f"{name} fits {len(matches)} documents: {ids}", "use an id")
+            raise UsageError(f"name or id {name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
 
@@ -249,6 +249,6 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
 def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage_reason:
-        damage = terminal.clean_line(entry.damage_reason)
+        damage = terminal.make_safe_line(entry.damage_reason)
         return damage if entry.health == "unreadable" else f"{entry.health}: {damage}"
-    return terminal.clean_line(entry.name) or "without a name"
+    return terminal.make_safe_line(entry.name) or "without a name"

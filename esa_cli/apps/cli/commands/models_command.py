@@ -28,7 +28,7 @@ def list_models(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the models on this machine, or models with a short name."""
+    """List the models on this machine, or hub models with short names."""
     from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import load_known_models
 
@@ -83,7 +83,7 @@ def remove_model(
     from esa_cli.models import delete_cached_model
 
     what = f"{ref} from this machine"
-    freed = delete_cached_model(ref, lambda: options.confirm_removal("model", what, yes))
+    freed = delete_cached_model(ref, lambda: options.ask_to_confirm_removal("model", what, yes))
     print(f"removed {ref}, {format_size(freed)} freed")
 
 
@@ -118,8 +118,8 @@ def show_preset(
 ) -> None:
     """Show every setting of a preset as YAML.
 
-    The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
-    a missing method, adapter or finder."""
+    The output can be saved to a file and used as a preset. `esa presets show` refuses invalid
+    settings, and methods, adapters and finders that do not exist."""
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, format_as_yaml
     from esa_cli.qa.presets.resolved_preset import resolve_preset
 
@@ -127,7 +127,7 @@ def show_preset(
     options.load_plugin_files(given.plugins)
     chosen = resolve_preset(name, given.settings or []).preset
     check_adapter_and_finder_exist(chosen.answer)
-    terminal.print_text(format_as_yaml(chosen))
+    terminal.print_text_safely(format_as_yaml(chosen))
 
 
 def methods(
@@ -158,24 +158,24 @@ def methods(
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
         origin = registry.find_part_origin(part.kind, part.name)
-        rows.append(
-            {**part.get_text_dict(), "origin": origin, "settings": _format_part_settings(part.cls)}
-        )
+        settings = _format_default_settings(part.cls)
+        rows.append({**part.get_text_dict(), "origin": origin, "settings": settings})
     if as_json:
         terminal.print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']} ({row['kind']})", f"  {terminal.clean_line(row['about'])}", sep="\n")
+        about = terminal.make_safe_line(row["about"])
+        print(f"{row['name']} ({row['kind']})", f"  {about}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.clean_line(row[key])}")
+                print(f"  {key}: {terminal.make_safe_line(row[key])}")
         print()
 
 
-def _format_part_settings(part_class: type) -> str:
-    """Formats the settings of a part of a method with defaults, like `rank=48 fit_tokens=2048`."""
+def _format_default_settings(method_part: type) -> str:
+    """Formats the settings of a method's part with defaults, like `rank=48 fit_tokens=2048`."""
     words = []
-    for field in fields(part_class):
+    for field in fields(method_part):
         value = field.default if field.default_factory is MISSING else field.default_factory()
         if field.init:
             words.append(field.name if value is MISSING else f"{field.name}={value}")
@@ -187,7 +187,7 @@ def write_plugin_template(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
-    """Write a working plugin file to start from."""
+    """Write a working example of a plugin to a file."""
     from esa_cli.methods.plugin_loading import load_installed_plugins, write_plugin_template
 
     load_installed_plugins()
@@ -199,7 +199,7 @@ def check_plugin(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
     as_json: options.Json = False,
 ) -> None:
-    """Check that a plugin obeys the rules for methods."""
+    """Check that a plugin obeys the rules for parts of methods."""
     from esa_cli.evaluation.conformance import check_plugin_file
 
     rows = [
@@ -218,4 +218,4 @@ def check_plugin(
     if failed:
         names = ", ".join(dict.fromkeys(failed))
         wrong = f"{len(failed)} of {len(rows)} checks fail: {names}"
-        raise PluginError(wrong, "see docs/plugins.md for the rules")
+        raise PluginError(wrong, "see docs/plugins.md for the rules of plugins")

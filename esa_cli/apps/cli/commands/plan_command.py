@@ -43,14 +43,14 @@ def plan(
 ) -> None:
     """Show the tokens, memory and time that documents will take.
 
-    `esa plan` also says whether the documents fit into memory. The command loads no model."""
+    `esa plan` loads no model, and also says whether the documents fit into memory."""
     from esa_cli.qa.opening import check_before_loading, choose_answer_source
     from esa_cli.qa.reading.reader_choice import count_reader_weight_bytes, find_preset_reader
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
         chosen = choose_answer_source(model.load_preset(), reporter, import_transformers=False)
-        ready = check_before_loading(chosen, model.model_place, reporter)
+        ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.model_planner, ready.index, Library()
     reader: int | None = 0
@@ -80,11 +80,11 @@ def plan(
     if as_json:
         print_json(facts)
     else:
-        print_table(("", ""), _format_plan_rows(facts))
+        print_table(("", ""), _make_plan_table_rows(facts))
 
 
-def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Formats the JSON object of `esa plan` as rows of a table."""
+def _make_plan_table_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the JSON object of `esa plan` as rows of a table."""
     counts = facts["memory_bytes"]
     sizes = {part: format_size(count) for part, count in counts.items()}
     model = f"{parse_reference(facts['model']).name} ({facts['dtype']} on {facts['device']})"
@@ -128,18 +128,19 @@ def doctor(as_json: options.Json = False) -> None:
         elif key == "devices":
             rows += [(g["device"], f"{g['name']}, {format_size(g['free'])}") for g in value]
         elif isinstance(value, dict):
-            rows += [(f"{key} {name}", _format_fact(name, part)) for name, part in value.items()]
+            pairs = value.items()
+            rows += [(f"{key} {name}", _format_machine_fact(name, part)) for name, part in pairs]
         elif key != "hints":
-            rows.append((key.replace("_", " "), _format_fact(key, value)))
+            rows.append((key.replace("_", " "), _format_machine_fact(key, value)))
     print_table(("", ""), rows)
     for hint in facts["hints"]:
         print(f"hint: {hint}")
 
 
-def _format_fact(name: str, value: Any) -> str:
+def _format_machine_fact(fact_name: str, value: Any) -> str:
     if value is None:
         return "none"
-    if name in _SIZES:
+    if fact_name in _SIZES:
         return format_size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
@@ -156,8 +157,8 @@ def inspect_machine() -> dict[str, Any]:
 
     hints: list[str] = []
 
-    def call_or_add_hint(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function; after an error, adds the reason to the hints and returns `fallback`."""
+    def call_or_add_error_to_hints(function: Callable[[], T], fallback: T) -> T:
+        """Calls a function; after an error adds its message to the hints and returns `fallback`."""
         try:
             return function()
         except EsaError as error:
@@ -167,12 +168,12 @@ def inspect_machine() -> dict[str, Any]:
         return fallback
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
-    gpus: list[dict[str, Any]] = call_or_add_hint(_list_gpus, [])
-    cache = call_or_add_hint(
+    gpus: list[dict[str, Any]] = call_or_add_error_to_hints(_list_gpus, [])
+    cache = call_or_add_error_to_hints(
         machine.get_esa_home_folder, Path(os.environ.get("ESA_HOME", ""))
     ).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
-    default = call_or_add_hint(lambda: find_model_folder(DEFAULT_MODEL), None)
+    default = call_or_add_error_to_hints(lambda: find_model_folder(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
@@ -185,18 +186,18 @@ def inspect_machine() -> dict[str, Any]:
         },
         "memory": {
             "total": psutil.virtual_memory().total,
-            "available": call_or_add_hint(
+            "available": call_or_add_error_to_hints(
                 machine.measure_available_memory, machine.measure_free_memory()
             ),
-            "limit": call_or_add_hint(machine.get_memory_limit, None),
+            "limit": call_or_add_error_to_hints(machine.get_memory_limit, None),
         },
         "devices": gpus,
         "kernels": [name for name, usable in list_kernel_availability().items() if usable],
         "dtype": str(choose_torch_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
-        "models": call_or_add_hint(lambda: len(list_models()), 0),
+        "models": call_or_add_error_to_hints(lambda: len(list_models()), 0),
         "cache": str(cache),
-        "free_disk": call_or_add_hint(lambda: shutil.disk_usage(folder).free, 0),
+        "free_disk": call_or_add_error_to_hints(lambda: shutil.disk_usage(folder).free, 0),
     }
     if default is None:
         hints.append("the default model is not fetched yet: run `esa models pull`, or just ask")

@@ -75,7 +75,7 @@ def selftest(
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
 
-    chosen = model.load_preset_for_methods()
+    chosen = model.load_preset_for_comparison()
     settings = run_plan.SelftestSettings(
         tests=options.split_at_commas(test),
         methods=rows.choose_compared_methods(chosen),
@@ -90,7 +90,7 @@ def selftest(
 def _check_names_and_read_haystack(
     settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
 ) -> Haystack:
-    """Checks names of tests, methods and files; returns the text to plant facts in."""
+    """Checks the names of tests, methods and files, and returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -120,7 +120,7 @@ def _run_selftests(
     rows: options.ComparisonOptions,
     reporter: terminal.Reporter,
 ) -> None:
-    """Runs the tests and prints the scores of the methods. Raises EsaError."""
+    """Runs self-tests of several methods, and prints their scores. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, choose_full_attention_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
@@ -130,7 +130,7 @@ def _run_selftests(
 
     shard = rows.check_files_and_parse_shard(rows.out)
     reporter.stage("import", 0, None)
-    place = model.model_place
+    place = model.choose_device_and_dtype()
     header = {
         **files.describe_command_run(),
         "model": preset.model,
@@ -174,16 +174,16 @@ def _run_selftests(
 
             display = SelftestDisplay(reporter)
             return SelftestRun(
-                loaded, preset, settings, haystack, journal, display, rows.asking_deadline, shard
+                loaded, preset, settings, haystack, journal, display, rows.compute_deadline(), shard
             ).ask_all_questions()
 
-    def show_results(complete: bool) -> None:
+    def print_results(is_complete: bool) -> None:
         if rows.as_json:
-            terminal.print_json({**journal.header, "complete": complete, "rows": journal.rows})
+            terminal.print_json({**journal.header, "complete": is_complete, "rows": journal.rows})
         else:
             _print_score_tables(journal.rows)
 
-    files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, show_results)
+    files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, print_results)
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
@@ -191,7 +191,7 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
-        print(terminal.clean_line(table.title))
+        print(terminal.make_safe_line(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
     if not rows:
@@ -199,11 +199,11 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     for reading in ("shared", "own", "text"):
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-            print(terminal.strip_controls(f"reading: {reading}: {names}"))
+            print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
 
 
 class SelftestDisplay:
-    """Shows the progress of `esa selftest`: of each prefill, and of each question."""
+    """Shows the progress of the prefills and questions of `esa selftest`."""
 
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
@@ -236,10 +236,10 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question with several methods, and compare.
+    """Answer one question with several methods, to compare them.
 
-    Every method has the same token budget. Each method attends to the whole of a document with at
-    most window.dense tokens.
+    Every method has the same token budget, but uses full attention for a document of at most
+    window.dense tokens.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
     from esa_cli.documents.document import join_documents
@@ -256,9 +256,9 @@ def compare(
         raise UsageError("--methods must name a method, got none", hint)
     with terminal.Reporter(quiet) as reporter:
         refuse_disk_cache_outside_library(model.cache)
-        chosen = model.load_preset_for_methods()
+        chosen = model.load_preset_for_comparison()
         text = join_documents(read_documents(documents, reporter).documents)
-        ready = check_before_loading(chosen, model.model_place, reporter, runs_methods=True)
+        ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter, runs_methods=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
@@ -282,7 +282,7 @@ def compare(
     for row in rows:
         shared = " shared" if row["shared"] else ""
         passages = [
-            f"{one['weight']:.0%} {terminal.clean_line(' '.join(one['text'].split()))[:160]}"
+            f"{one['weight']:.0%} {terminal.make_safe_line(' '.join(one['text'].split()))[:160]}"
             for one in row["passages"]
         ]
         times = format_duration(row["read_s"]) + shared, format_duration(row["answer_s"])
@@ -312,7 +312,7 @@ def bench(
     rows: options.ComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Run a public benchmark, and print a table like its paper's.
+    """Run a public benchmark, and print a table of its scores.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
     from esa_cli.evaluation.bench import bench_run
@@ -324,8 +324,8 @@ def bench(
     benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
     if data is None:
         hint = f"get the files from {benchmark.source}"
-        raise UsageError(f"{name} needs its official files in --data DIR", hint)
-    shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_methods()
+        raise UsageError(f"the benchmark {name} needs its official files in --data DIR", hint)
+    shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_comparison()
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
     selection = bench_run.RecordSelection(benchmark, data, wanted, limit, shard)
@@ -335,7 +335,7 @@ def bench(
     presets = {method: apply_compared_method(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
-    place = model.model_place
+    place = model.choose_device_and_dtype()
     settings = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
     dtype = place.packing or str(place.dtype)
     header = {
@@ -358,7 +358,7 @@ def bench(
     known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
     left_out: list[dict[str, str]] = []
 
-    def report_left_out_case(case: QuestionToAsk, error: LengthError) -> None:
+    def warn_of_too_long_question(case: QuestionToAsk, error: LengthError) -> None:
         row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
@@ -374,9 +374,9 @@ def bench(
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
-        deadline = rows.asking_deadline
+        deadline = rows.compute_deadline()
         write = partial(
-            answer_questions, journal=journal, deadline=deadline, on_left_out=report_left_out_case
+            answer_questions, journal=journal, deadline=deadline, on_left_out=warn_of_too_long_question
         )
         with quiet_transformers():
             loaded = known.load_for_methods(reporter)
@@ -391,9 +391,9 @@ def bench(
                         return False
         return True
 
-    show_results = partial(_print_benchmark_scores, selection, journal, left_out, rows.as_json)
+    print_results = partial(_print_benchmark_scores, selection, journal, left_out, rows.as_json)
     with reporter:
-        files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, show_results)
+        files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, print_results)
 
 
 def _print_benchmark_scores(
@@ -419,4 +419,4 @@ def _print_benchmark_scores(
     notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
     terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
-        print(terminal.clean_line(f"note: {note}"))
+        print(terminal.make_safe_line(f"note: {note}"))

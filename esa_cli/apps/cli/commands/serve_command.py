@@ -36,7 +36,7 @@ def check_allowed_folders(folders: Sequence[Path]) -> None:
     """Raises UsageError if a path of --allow is not a folder."""
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"--allow must be a folder, got {folder}", "name a folder that exists")
+            raise UsageError(f"--allow must be a folder, got {folder}", "name an existing folder")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ServeOptions:
                 raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
             raise UsageError(
-                "the token must be one word of printable ASCII", "choose another token"
+                "the API token must be one word of printable ASCII", "choose another token"
             )
 
 
@@ -93,10 +93,10 @@ def serve(
     reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve a page for questions, and /v1/chat/completions.
+    """Serve a web page for questions, and an API like OpenAI's.
 
-    The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
-    the base URL when the server is ready; Ctrl-C ends the server."""
+    Browsers show the page, and programs made for OpenAI's API use /v1/chat/completions. `esa serve`
+    prints the base URL when the server is ready; Ctrl-C ends the server."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import choose_answer_source
 
@@ -153,7 +153,7 @@ def ingest_and_serve(
         print(address, flush=True)
         page = address.removesuffix("v1")
         reporter.note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
-        server_app.serve_app(app, sock)
+        server_app.serve_asgi_app(app, sock)
     reporter.note("esa: ended")
 
 
@@ -174,7 +174,7 @@ def mcp(
 
     Programs that speak the Model Context Protocol start this command themselves, and communicate
     with it over the standard streams."""
-    check_mcp_sdk()
+    check_mcp_sdk_version()
     check_allowed_folders(allow or [])
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     gc.enable()
@@ -205,10 +205,10 @@ def mcp(
         tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
             reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-        mcp_server.serve_standard_streams(tools)
+        mcp_server.serve_mcp_on_standard_streams(tools)
 
 
-def check_mcp_sdk() -> None:
+def check_mcp_sdk_version() -> None:
     """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
     try:
         version = importlib.metadata.version("mcp")
@@ -216,5 +216,5 @@ def check_mcp_sdk() -> None:
         raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
         raise UsageError(
-            f"mcp must have version {MIN_SDK_VERSION} or later, got {version}", INSTALL_SDK
+            f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}", INSTALL_SDK
         )

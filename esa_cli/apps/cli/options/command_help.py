@@ -1,4 +1,4 @@
-"""Formats the help of commands: options stand in groups, and without Python types."""
+"""Formats the help of commands, with options in groups and without their Python types."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ PANELS = {
 """The headings of a command's help, each with its options; other options come first."""
 
 
-def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
+def option(names_and_metavar: str, help_text: str, **typer_settings: Any) -> Any:
     """Makes a typer option from names and metavar, like `--out -o FILE`, and a help text."""
-    names = [word for word in spec.split() if word.startswith("-")]
-    value = " ".join(word for word in spec.split() if not word.startswith("-"))
+    words = names_and_metavar.split()
+    names = [word for word in words if word.startswith("-")]
+    value = " ".join(word for word in words if not word.startswith("-"))
     return typer.Option(*names, metavar=value or None, help=help_text, **typer_settings)
 
 
@@ -38,9 +39,7 @@ def show_version_or_help(
 
 
 class PlainHelpCommand(typer.core.TyperCommand):
-    """A command whose help shows only the metavars of arguments and options, such as `DOC...`.
-
-    Typer itself adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges to the help."""
+    """A command whose help shows the metavars of its options, such as `DOC...`, but no types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = [self.options_metavar] if self.options_metavar else []
@@ -57,7 +56,7 @@ class PlainHelpCommand(typer.core.TyperCommand):
         }
         for parameter in self.get_params(ctx):
             row = format_option_name(parameter), format_option_help(parameter)
-            panels[_find_help_heading(parameter)].append(row)
+            panels[_find_option_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
@@ -78,7 +77,7 @@ class GroupedHelpCommands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _find_help_heading(parameter: Any) -> str:
+def _find_option_heading(parameter: Any) -> str:
     """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"

@@ -1,8 +1,8 @@
 """Completes names of stored documents, presets and models in a shell when Tab is pressed.
 
-This module runs at each press of Tab, so it imports nothing slow, and after an error it offers
-nothing. A document may have a dangerous name, because zsh evaluates the completions that it gets:
-instead of a name with spaces or special characters, the id of the document is offered.
+As this module runs at each press of Tab, it imports nothing slow, and after an error it offers no
+completions. For a document whose name has spaces or special characters the document's id is
+offered, because the shell zsh evaluates completions as code.
 """
 
 from __future__ import annotations

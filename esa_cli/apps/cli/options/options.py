@@ -1,6 +1,7 @@
 """The options that several commands share, alone or in groups.
 
-A group is a dataclass; `make_typer_command` turns its annotated fields into options of a command.
+A group of options is a dataclass, whose annotated fields `make_typer_command` turns into options of
+a command.
 """
 
 from __future__ import annotations
@@ -105,9 +106,8 @@ class ModelOptions:
         for name, value in changes.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def model_place(self) -> ModelPlacement:
-        """The device, dtype and cache of the model. Raises UsageError: an option is invalid."""
+    def choose_device_and_dtype(self) -> ModelPlacement:
+        """Returns the device, dtype and cache of the model. Raises UsageError: one is invalid."""
         from esa_cli.qa.opening import ModelPlacement
 
         return ModelPlacement.choose_device_and_dtype(self.device, self.dtype, self.cache)
@@ -134,8 +134,8 @@ class ModelOptions:
         parse_reference(chosen.model)
         return chosen
 
-    def load_preset_for_methods(self) -> LoadedPreset:
-        """Loads the preset for commands that run methods, always in the model of --model."""
+    def load_preset_for_comparison(self) -> LoadedPreset:
+        """Loads the preset for commands that compare methods, which run in the model of --model."""
         from esa_cli.qa.presets.preset import make_preset_for_reader_kv_cache
 
         return make_preset_for_reader_kv_cache(self.load_preset())
@@ -153,19 +153,19 @@ class DocumentOptions:
     quiet: Quiet = False
 
 
-def _check_temperature_option(value: float | None) -> float | None:
-    """Returns the value of --temperature. Raises UsageError: the value is no valid temperature."""
+def _check_temperature_option(temperature: float | None) -> float | None:
+    """Returns the value of --temperature if it is valid. Raises UsageError: it is invalid."""
     from esa_cli.qa.presets.preset import TEMPERATURES, is_valid_temperature
 
-    if value is None or is_valid_temperature(value):
-        return value
+    if temperature is None or is_valid_temperature(temperature):
+        return temperature
     hint = "leave out --temperature to use the temperature of the preset"
-    raise UsageError(f"--temperature must be {TEMPERATURES}, got {value}", hint)
+    raise UsageError(f"--temperature must be {TEMPERATURES}, got {temperature}", hint)
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options for the generation of answers; an option of None keeps the setting of the preset."""
+    """Options for the generation of answers; an option that is None keeps the preset's setting."""
 
     max_new_tokens: MaxTokens = None
     temperature: Annotated[
@@ -184,7 +184,7 @@ class GenerationOptions:
     ] = None
 
     def make_ask_arguments(self) -> dict[str, Any]:
-        """Returns these settings as keyword arguments of `Esa.ask`."""
+        """Returns the generation options as keyword arguments of `Esa.ask`."""
         return asdict(self)
 
 
@@ -201,9 +201,8 @@ class ReaderOptions:
         ),
     ] = None
 
-    @property
-    def reader_address_and_model(self) -> tuple[str | None, str | None]:
-        """Name or address of the answering model in --reader, and the server's model, if any."""
+    def split_reader_option(self) -> tuple[str | None, str | None]:
+        """Returns the model or server address in --reader, and the server's model or None."""
         from esa_cli.qa.presets.preset_files import is_web_address
 
         if self.reader is None or not is_web_address(self.reader):
@@ -211,15 +210,14 @@ class ReaderOptions:
         address, _, model = self.reader.partition("#")
         return address, model or None
 
-    @property
-    def reader_dependencies(self) -> dict[str, str | None]:
-        """The model that --reader names, if any, as a dictionary of what answers depend on."""
-        return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
+    def make_answer_key_fields(self) -> dict[str, str | None]:
+        """Returns the server's model of --reader as a dictionary, for keys of stored answers."""
+        return {} if self.reader is None else {"reader_model": self.split_reader_option()[1]}
 
     def choose_reader(self) -> ReaderChoice | None:
         """Returns the answering model that --reader names, without loading it; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
-        address, model = self.reader_address_and_model
+        address, model = self.split_reader_option()
         if address is None:
             return None
         from esa_cli.qa.presets.preset_files import is_web_address
@@ -249,7 +247,7 @@ class ReaderOptions:
             later_method: a method that is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""
-        address = self.reader_address_and_model[0]
+        address = self.split_reader_option()[0]
         settings = [] if answer_form is None else [f"answer.form={json.dumps(answer_form)}"]
         if address is not None:
             settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
@@ -277,12 +275,13 @@ class ShardOptions:
     ] = None
 
     def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
-        """Returns the shard that --shard names. Raises UsageError: --shard is not K/N, --out cannot
-        be written, or a file of --join is missing or is the same as --out."""
+        """Checks --join and the output file, and returns the shard of --shard. Raises
+        UsageError: --shard is not K/N, or one of the files is wrong."""
         for path in self.join or ():
             if not path.is_file():
                 raise UsageError(
-                    f"--join must be a file, got {path}", "name a file that --out wrote"
+                    f"--join must be a file, got {path}",
+                    "name a file that another shard wrote with --out",
                 )
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
@@ -311,9 +310,8 @@ class ComparisonOptions(ShardOptions):
     as_json: Json = False
     quiet: Quiet = False
 
-    @property
-    def asking_deadline(self) -> float | None:
-        """The value of `time.monotonic` at which asking must end, if the time limit begins now."""
+    def compute_deadline(self) -> float | None:
+        """Returns the value of `time.monotonic` at which asking ends if --time-limit starts now."""
         return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
 
     def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
@@ -332,26 +330,28 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
 
-    def add_parameter(name: str, default: Any, annotation: Any) -> None:
+    def add_command_parameter(name: str, default_value: Any, annotation: Any) -> None:
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
+        parameters.append(
+            inspect.Parameter(name, keyword, default=default_value, annotation=annotation)
+        )
 
     for parameter in inspect.signature(function).parameters.values():
         group = hints[parameter.name]
         if not is_dataclass(group):
-            add_parameter(parameter.name, parameter.default, group)
+            add_command_parameter(parameter.name, parameter.default, group)
             continue
         types = get_type_hints(group, include_extras=True)
         options = [field for field in fields(group) if hasattr(types[field.name], "__metadata__")]
         groups[parameter.name] = group, [field.name for field in options]
         for field in options:
-            add_parameter(field.name, field.default, types[field.name])
+            add_command_parameter(field.name, field.default, types[field.name])
 
     @functools.wraps(function)
-    def run_command(**values: Any) -> None:
+    def run_command(**option_values: Any) -> None:
         for name, (group, own) in groups.items():
-            values[name] = group(**{field: values.pop(field) for field in own})
-        function(**values)
+            option_values[name] = group(**{field: option_values.pop(field) for field in own})
+        function(**option_values)
 
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -359,11 +359,11 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def refuse_both(
-    option: str, other_option: str, are_both_set: object, hint: str = "use only one"
+    option_name: str, other_option_name: str, are_both_set: object, hint: str = "use only one"
 ) -> None:
     """Raises UsageError if two options that exclude each other are both set."""
     if are_both_set:
-        raise UsageError(f"{option} and {other_option} exclude each other", hint)
+        raise UsageError(f"{option_name} and {other_option_name} exclude each other", hint)
 
 
 def split_at_commas(joined_names: str) -> tuple[str, ...]:
@@ -381,12 +381,12 @@ def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def confirm_removal(noun: str, names: str, is_confirmed: bool) -> None:
+def ask_to_confirm_removal(removed_thing: str, removed_names: str, is_confirmed: bool) -> None:
     """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
     UsageError: there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {noun} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {names}?", err=True):
+        raise UsageError(f"removing a {removed_thing} must be confirmed", "add --yes")
+    if not typer.confirm(f"Remove {removed_names}?", err=True):
         raise typer.Exit(1)

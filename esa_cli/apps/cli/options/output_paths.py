@@ -23,7 +23,7 @@ WRITABLE = "name a file in a folder that you may write to"
 
 
 def check_output_file(
-    option: str,
+    option_name: str,
     path: Path | None,
     input_paths: Iterable[str] = (),
     input_kind: str = "one of the documents",
@@ -35,14 +35,14 @@ def check_output_file(
     folder = path.absolute().parent
     if path.is_dir():
         raise UsageError(
-            f"{option} must be a file, got the folder {path}", "name a file in this folder"
+            f"{option_name} must be a file, got the folder {path}", f"name a file in {path}"
         )
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "make the folder first")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise DocumentError(f"{option} {path} cannot be written", WRITABLE)
+        raise DocumentError(f"{option_name} {path} cannot be written", WRITABLE)
     if path.exists() and any(os.path.exists(one) and path.samefile(one) for one in input_paths):
-        raise UsageError(f"{option} must not be {input_kind}, got {path}", "name another file")
+        raise UsageError(f"{option_name} must not be {input_kind}, got {path}", "name another file")
 
 
 def write_text_file(path: Path, text: str) -> None:
@@ -57,7 +57,7 @@ def write_text_file(path: Path, text: str) -> None:
 
 
 def describe_command_run() -> dict[str, str]:
-    """Returns the version, the command, the date and the machine that made a results file."""
+    """Returns the version, command line, date and machine of this run, for a file of results."""
     return {
         "esa": __version__,
         "command": shlex.join(["esa", *sys.argv[1:]]),
@@ -72,9 +72,8 @@ def fill_journal_and_show_rows(
     add_missing_rows: Callable[[], bool],
     show_rows: Callable[[bool], None],
 ) -> None:
-    """Calls `add_missing_rows`, which adds result rows to the journal and returns False if the time
-    limit was reached. Then calls `show_rows`, even after an error or Ctrl-C, with whether all rows
-    are there."""
+    """Calls `add_missing_rows` to add rows to the journal, and then, even after an error or Ctrl-C,
+    `show_rows` with whether all rows have been added."""
     continues = f"; the same command with --out {journal.path} continues" if journal.path else ""
     try:
         with journal:

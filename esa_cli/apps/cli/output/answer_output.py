@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, strip_controls
+from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
 from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -26,7 +26,7 @@ PIPE_WIDTH = 160
 
 
 class AnswerPrinter:
-    """Prints each piece of an answer when the model has generated it, without leading space."""
+    """Prints each piece of an answer as soon as the model has generated it."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.has_text = out, reporter, False
@@ -36,18 +36,17 @@ class AnswerPrinter:
         if piece:
             self.has_text = True
             self.reporter.clear_spinner()
-            self.out.write(strip_controls(piece))
+            self.out.write(strip_control_chars(piece))
             self.out.flush()
 
 
-def count_shown_passages(top: int | None, quiet: bool) -> int:
+def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
     """Returns how many passages to show: the value of --top, or else 3, or 0 with --quiet."""
-    return (0 if quiet else SHOWN) if top is None else top
+    return (0 if is_quiet else SHOWN) if top_option is None else top_option
 
 
-def format_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
-    """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
-    line 40 (12%)`."""
+def format_passage_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
+    """Formats a passage's place, and its weight if the answer was found: `a.pdf, line 4 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
     weight = f" ({passage.weight:.0%})" if answer_found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
@@ -57,14 +56,15 @@ def format_passage_line(
     passage: Passage, width: int, quotation: Quotation | None = None, answer_found: bool = True
 ) -> str:
     """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
-    that contains the quotation is shown from the quoted sentence on."""
+    that contains the answer's quotation is shown from the quoted sentence on."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
-    text = strip_controls(f"  {format_place(passage, answer_found)}: {' '.join(words.split())}")
+    place = format_passage_place(passage, answer_found)
+    text = strip_control_chars(f"  {place}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
@@ -92,20 +92,20 @@ def format_full_passages(evidence: Sequence[Passage], answer_found: bool) -> str
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {format_place(passage, answer_found, chapter)}"
+        head = f"{number}. {format_passage_place(passage, answer_found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
-        parts.append(strip_controls(f"{head}\n{body}"))
+        parts.append(strip_control_chars(f"{head}\n{body}"))
     return "\n\n".join(parts)
 
 
-def make_answer_object(
+def make_answer_json(
     esa: Esa,
     books: Sequence[Book],
     reply: Reply,
     step_seconds: Mapping[str, float],
     left_out: Sequence[LeftOutFiles] = (),
 ) -> dict[str, Any]:
-    """Returns the JSON object of `esa ask --json`; `seconds` has the times of the steps."""
+    """Returns the JSON object of `esa ask --json`, with the seconds that each step took."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
     times = {**step_seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
@@ -123,7 +123,7 @@ def make_answer_object(
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
         "window": {name: getattr(chosen.window, name) for name in sizes},
-        "documents": make_document_objects(books),
+        "documents": make_document_json_list(books),
         "left_out": [file.as_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_document_tokens or sum(book.tokens for book in books),
@@ -135,7 +135,7 @@ def make_answer_object(
     }
 
 
-def make_document_objects(books: Sequence[Book]) -> list[dict[str, Any]]:
+def make_document_json_list(books: Sequence[Book]) -> list[dict[str, Any]]:
     """Returns the JSON objects of the documents that a question was asked about."""
     return [
         {

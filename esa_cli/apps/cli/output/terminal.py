@@ -33,14 +33,14 @@ _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # Unicode's property Bi
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
-def strip_controls(text: str) -> str:
+def strip_control_chars(text: str) -> str:
     """Removes control and bidirectional characters, so that a text cannot control the terminal."""
     return _CONTROL.sub("", text)
 
 
-def clean_line(text: str) -> str:
+def make_safe_line(text: str) -> str:
     """Removes control characters and line breaks, which names of files may contain, from a text."""
-    return strip_controls(text).replace("\n", " ")
+    return strip_control_chars(text).replace("\n", " ")
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -59,14 +59,14 @@ def print_json(data: object) -> None:
     print(format_json(data, indent=2))
 
 
-def print_text(text: str) -> None:
+def print_text_safely(text: str) -> None:
     """Prints a text on standard output: cleaned on a terminal, unchanged in a file or pipe."""
-    sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(strip_control_chars(text) if sys.stdout.isatty() else text)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, which fits the width of a terminal; in a pipe no cell is wrapped."""
-    cells = [[strip_controls(cell).expandtabs() for cell in row] for row in rows]
+    """Prints a table; on a terminal, but not in a pipe, cells are wrapped to fit its width."""
+    cells = [[strip_control_chars(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
         lines = _align_table_cells([list(headers), *cells] if any(headers) else cells)
@@ -84,7 +84,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _align_table_cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of a table with aligned cells, ten times faster than the library rich."""
+    """Yields the lines of a table with aligned columns, ten times faster than the library rich."""
     from rich.cells import cell_len
 
     lines = [
@@ -110,8 +110,9 @@ def make_console(stream: TextIO) -> Any:
 
         def render(self, *arguments: Any, **settings: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **settings):
-                is_plain = not segment.control
-                yield Segment(strip_controls(segment.text), segment.style) if is_plain else segment
+                if not segment.control:
+                    segment = Segment(strip_control_chars(segment.text), segment.style)
+                yield segment
 
     is_terminal = stream.isatty()
     console = PlainConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
@@ -132,7 +133,7 @@ class Reporter:
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage = ""
-        self._note_seldom = self.make_throttled_note()
+        self._print_note_if_due = self.make_throttled_note_printer()
         self.is_brief = False
         """Whether warnings about single documents are left out, as there may be many documents."""
 
@@ -151,15 +152,15 @@ class Reporter:
         """Prints a warning as one line on standard error, even if `quiet` is set."""
         self._print_line(text, None)
 
-    def warn_left_out(self, message: str, hint: str = "") -> None:
+    def warn_document_left_out(self, message: str, hint: str = "") -> None:
         """Warns that a document is left out, and says why."""
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
-        self.console.print(clean_line(text), style=style, markup=False, soft_wrap=True)
+        self.console.print(make_safe_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """Shows a stage of loading a model: as a spinner on a terminal, or else as one line."""
+        """Shows how far the loading of a model is, in a spinner on a terminal or else as a line."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
             whole = f" of {format_size(total)}" if total else ""
@@ -170,31 +171,30 @@ class Reporter:
         if stage != self._stage and not self.live:
             self.note(f"esa: {text}")
         elif done and not self.live:
-            self._note_seldom(text)
+            self._print_note_if_due(text)
         self._stage = stage
 
-    def start_ingest_progress(self, token_count: int, seconds: float) -> Progress:
-        """Returns a callback that shows the progress of ingesting; `seconds` is an estimate."""
+    def start_ingest_progress(self, token_count: int, expected_s: float) -> Progress:
+        """Returns a callback that shows the progress of ingesting a number of tokens."""
         if self.live:
             return self.start_progress("reading")
-        self.note(f"esa: reading {token_count:,} tokens, about {format_duration(seconds)}")
+        self.note(f"esa: reading {token_count:,} tokens, about {format_duration(expected_s)}")
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback for (done, total) that shows the progress, the rate and the time left:
-        as a spinner on a terminal, or else as a line every ten seconds."""
+        """Returns a callback that shows the progress, the rate and the remaining time."""
         started = time.monotonic()
         if label and not self.live:
             self.note(f"esa: {label}")
-        note_seldom = self.make_throttled_note()
+        print_note_if_due = self.make_throttled_note_printer()
 
-        def show_progress(done: int, total: int) -> None:
-            rate = done / max(time.monotonic() - started, 1e-9)
-            left = format_duration((total - done) / max(rate, 1e-9))
-            text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
+        def show_progress(done_count: int, total_count: int) -> None:
+            rate = done_count / max(time.monotonic() - started, 1e-9)
+            left = format_duration((total_count - done_count) / max(rate, 1e-9))
+            text = f"{done_count:,} of {total_count:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
             self.show_spinner(f"{label}: {text}" if label else text)
-            if done < total and not self.live:
-                note_seldom(text)
+            if done_count < total_count and not self.live:
+                print_note_if_due(text)
 
         return show_progress
 
@@ -207,7 +207,7 @@ class Reporter:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(clean_line(text)))
+        self._status.update(Text(make_safe_line(text)))
 
     def clear_spinner(self) -> None:
         """Removes the spinner from the terminal, if one is shown."""
@@ -215,14 +215,14 @@ class Reporter:
             self._status.stop()
             self._status = None
 
-    def make_throttled_note(self) -> Callable[[str], None]:
+    def make_throttled_note_printer(self) -> Callable[[str], None]:
         """Returns a function that prints a note, but at most one note in ten seconds."""
         shown = time.monotonic()
 
-        def note_seldom(text: str) -> None:
+        def print_note_if_due(text: str) -> None:
             nonlocal shown
             if (now := time.monotonic()) - shown > LINE_EVERY_S:
                 shown = now
                 self.note(f"esa: {text}")
 
-        return note_seldom
+        return print_note_if_due
