@@ -22,7 +22,7 @@ from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.files import replace_atomically
 from esa_cli.system.machine import get_esa_home_folder, is_out_of_memory_error
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -379,7 +379,7 @@ def load_model_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[s
     with suppress(*_UNUSABLE):
         stored = _find_facts_cache_file(kind, folder, patterns).read_text("utf-8")
         digest, _, text = stored.partition("\n")
-        if digest == text_digest(text):
+        if digest == digest_text(text):
             facts: dict[str, Any] = json.loads(text)
             return facts
     return None
@@ -396,4 +396,4 @@ def store_model_facts(
             path = _find_facts_cache_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
-                part.write_text(f"{text_digest(text)}\n{text}", "utf-8")
+                part.write_text(f"{digest_text(text)}\n{text}", "utf-8")

@@ -33,7 +33,7 @@ from esa_cli.models.files.checkpoint_files import (
     store_model_facts,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     import numpy
@@ -168,7 +168,7 @@ def _make_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
     ids = {name: getattr(tokenizer, name) for name in names}
     special = dict(tokenizer.special_tokens_map)
-    facts = TokenizerFacts(text_digest(plain), tokenizer.chat_template, special, ids)
+    facts = TokenizerFacts(digest_text(plain), tokenizer.chat_template, special, ids)
     return facts._asdict()
 
 

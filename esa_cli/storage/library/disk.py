@@ -31,7 +31,7 @@ import platformdirs
 from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import expand_home_folder, format_size
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 ROOT = "ESA_LIBRARY"
 MARKER = "esa-library"
@@ -80,7 +80,7 @@ def hash_byte_strings(*parts: bytes) -> bytes:
 
 def compute_document_key(identity: str, text: str) -> str:
     """Returns the key of a text: a hash with `identity`, the model and settings of a prefill."""
-    digest = text_digest(text).encode()
+    digest = digest_text(text).encode()
     return hash_byte_strings(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
 
 

@@ -22,7 +22,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_controls
 from esa_cli.documents.readers.text_builder import shorten_name_list
-from esa_cli.documents.sources import source_files
+from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
@@ -127,10 +127,10 @@ class AskCommandRun:
         from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
         from esa_cli.qa.opening import adapt_preset, prepare
         from esa_cli.qa.planning.kv_cache_storage import check_joint_question
-        from esa_cli.system.text import text_digest
+        from esa_cli.system.text import digest_text
 
         opts, reporter = self.opts, self.reporter
-        files, library = source_files(names), Library()
+        files, library = find_files(names), Library()
         chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else adapt_preset(chosen, reporter)
@@ -155,7 +155,7 @@ class AskCommandRun:
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
-            new = [one.text for one in named if text_digest(one.text) not in stored]
+            new = [one.text for one in named if digest_text(one.text) not in stored]
             ready.planner.check_memory(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.
         is_script = opts.as_json or not sys.stdout.isatty()

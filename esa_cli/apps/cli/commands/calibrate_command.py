@@ -55,10 +55,10 @@ class CalibrationOptions:
     def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
-        from esa_cli.documents.document import source_files
+        from esa_cli.documents.document import find_files
         from esa_cli.evaluation.calibration.fitted_projections import refuse_file_not_from_calibrate
 
-        files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
+        files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
         if self.out.exists():
             refuse_file_not_from_calibrate(self.out)
 
@@ -96,14 +96,14 @@ def _fit_and_measure_compressors(
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
     """Fits compressors of keys, measures the recall of each, and writes the best compressor to a
     file. Returns the recalls, the preset whose queries were fitted, and the training settings."""
-    from esa_cli.documents.document import join_documents
+    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
     given = model.load_preset_for_methods()
-    text = join_documents(read_documents(texts, reporter).documents)
+    text = join_texts(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
     chosen = fitted_projections.choose_target_preset(opts.target, given)
     loaded = ready.model.load(reporter)
