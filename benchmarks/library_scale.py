@@ -124,7 +124,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
         size += len(text.encode())
     time.sleep(2.1)  # files that changed a moment ago are not trusted
     library = Library(folder / "library")
-    row: dict[str, Any] = {"documents": number, "tokens": tokens, "encode_text": size}
+    row: dict[str, Any] = {"documents": number, "tokens": tokens, "text_bytes": size}
     with library.open_catalogue() as catalogue:
         row["index_s"], _ = timed(lambda: sync_folder(catalogue, str(texts)))
         row["index_again_s"], again = timed(lambda: sync_folder(catalogue, str(texts)))

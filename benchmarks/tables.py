@@ -236,7 +236,7 @@ def library_scale() -> str:
         [
             f"{row['documents']:,}",
             f"{row['tokens']:,}",
-            *(f"{row[key] / 1e6:,.1f}" for key in ("encode_text", "catalogue_bytes")),
+            *(f"{row[key] / 1e6:,.1f}" for key in ("text_bytes", "catalogue_bytes")),
             *(str(row[key]) for key in seconds),
             f"{row['found']}/{row['questions']}",
         ]

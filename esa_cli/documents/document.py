@@ -75,7 +75,7 @@ MIN_PROSE_WORDS = 5
 
 
 class TextLocation(NamedTuple):
-    """The page and chapter, if any, and the line, from 1, in which a character of a text stands."""
+    """The location of a character in a text: the line from 1, and the page and chapter, if any."""
 
     page: int | None
     line: int
@@ -211,7 +211,7 @@ def read_documents(
 
 
 def join_texts(documents: Sequence[Document]) -> str:
-    """Joins the texts of documents, each of several below a line with the name of its document."""
+    """Joins the texts of documents, with the name of each document above its text if several."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -312,8 +312,8 @@ class SentenceSplitter:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending ends of a paragraph's sentences and lines, each of at most LONGEST
-    characters; the last end is `paragraph_end`."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end; each of them
+    has at most LONGEST characters, and the last end is `paragraph_end`."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):

@@ -47,7 +47,7 @@ class DocumentSource(NamedTuple):
 class LeftOutFiles(NamedTuple):
     """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
 
-    `files` is the number of files of the folder or pattern that are read."""
+    `files` counts the other files of the folder or pattern, which are read."""
 
     source: str
     why: str
@@ -88,7 +88,7 @@ class FoundFiles:
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def summarise_left_out(self, source: str) -> tuple[LeftOutFiles, ...]:
+    def summarise_left_out_files(self, source: str) -> tuple[LeftOutFiles, ...]:
         """Counts the left-out files of the folder or pattern `source` by reason, for a message."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
@@ -113,7 +113,7 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
             sources.append(DocumentSource(name))
             continue
         found = find_readable_files(name)
-        rest = found.summarise_left_out(name)
+        rest = found.summarise_left_out_files(name)
         if not found.files:
             line = rest[0].message if rest else f"{name}: no file matches"
             raise DocumentError(f"there is no document in {line}", f"check the path {name}")
@@ -134,7 +134,7 @@ def _is_folder_or_pattern(source: str) -> bool:
 def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
     found = FoundFiles()
-    iterate_files = _walk_folder if os.path.isdir(folder_or_pattern) else _match_files
+    iterate_files = _find_folder_files if os.path.isdir(folder_or_pattern) else _find_matching_files
     for path in iterate_files(folder_or_pattern, found):
         if why := _explain_why_left_out(path):
             found.left_out[why].append(path)
@@ -148,7 +148,7 @@ def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     return found
 
 
-def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
+def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files that match a pattern; hidden files match only patterns with hidden names.
     The pattern `**` does not follow links, because links to folders may form circles."""
     path = Path(pattern)
@@ -166,7 +166,7 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
             yield os.fspath(match)
 
 
-def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
+def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
     rules = GitignoreRules(resolve_links(folder))
 
@@ -218,8 +218,8 @@ def _explain_why_left_out(file_path: str) -> str:
 
 
 class _GitignoreRule(NamedTuple):
-    """A line of a .gitignore file, as a pattern for paths below the file's folder, in which
-    newlines stand for slashes; with `anywhere`, as a pattern for the last name of a path."""
+    """A rule of a .gitignore file. The `pattern` matches paths below the folder of the file,
+    written with newlines for slashes, or the last name of a path if `anywhere` is true."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -254,8 +254,7 @@ class GitignoreRules:
         self._rules[folder_path] = [rule for rule in rules if rule]
 
     def is_ignored(self, path: str, *, is_folder: bool) -> bool:
-        """Returns True if a .gitignore rule ignores `path` itself, whatever rules its folder
-        has."""
+        """Returns True if a .gitignore rule ignores `path` itself, not only a folder above it."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)
@@ -290,18 +289,18 @@ def _parse_gitignore_rule(rule_line: str) -> _GitignoreRule | None:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _translate_name_pattern(name) + r"\n"
+            groups[-1] += _convert_pattern_to_regex(name) + r"\n"
     # The last group is empty after `a/**`, which does not match the folder `a` itself.
-    groups[-1] = (groups[-1] or _translate_name_pattern("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    groups[-1] = (groups[-1] or _convert_pattern_to_regex("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
     return _GitignoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _translate_name_pattern(pattern: str) -> str:
-    """Translates a .gitignore pattern for one name of a path into a regular expression, which takes
-    time of at most the product of the lengths of pattern and name."""
+def _convert_pattern_to_regex(pattern: str) -> str:
+    """Converts a .gitignore pattern for one name of a path into a regular expression, whose search
+    takes time of at most the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

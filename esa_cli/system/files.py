@@ -144,7 +144,7 @@ def lock_file_for_writing(path: Path) -> Iterator[None]:
 
 
 def wait_between_polls() -> Iterator[None]:
-    """Waits `POLL_S` seconds before each iteration; callers then look for changed files."""
+    """Waits `POLL_S` seconds before each iteration, in which callers look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield
@@ -169,5 +169,6 @@ def convert_to_esa_error(error: Exception) -> EsaError | None:
         )
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
         message = f"{error.filename} cannot be accessed: {error.strerror}"
-        return DocumentError(message, "check the permissions of this path and its parent folders")
+        hint = f"check the permissions of {error.filename} and its parent folders"
+        return DocumentError(message, hint)
     return None

@@ -36,7 +36,7 @@ class JsonLinesFile(ABC):
         """Loads the JSON objects of the file. Raises UsageError: another program wrote the file."""
 
     def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
-        """A hook, before a closed file is unlocked, in which subclasses may rewrite the file."""
+        """Runs before a closed file is unlocked, so that subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -158,10 +158,10 @@ class Journal(JsonLinesFile):
 
 
 class OrderedJsonLinesFile(JsonLinesFile):
-    """An answers file, whose rows (JSON objects) belong to questions by their "id" and "key". Rows
-    are written as answers arrive, and sorted in the order of the questions when the file is closed
-    or opened again. If a "key" is `Q.D`, where Q stands for the question and D for its documents,
-    opening the file removes rows with the Q of a question but another D.
+    """An answers file, in which the fields "id" and "key" of a row (a JSON object) say which
+    question the row answers. Rows are written as answers arrive, and sorted in the order of the
+    questions when the file is closed or opened again. A "key" may be `Q.D`, where Q stands for a
+    question and D for its documents; a row whose question now has other documents is removed.
 
     Args:
         row_keys: the "key" and "id" of the row of each question, in the order of the questions.
@@ -262,10 +262,8 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
-                raise DocumentError(
-                    f"{path}, line {number} is not a JSON object",
-                    f"correct or delete line {number}",
-                )
+                hint = f"correct or delete line {number} of {path}"
+                raise DocumentError(f"{path}, line {number} is not a JSON object", hint)
             if row:
                 yield row
 

@@ -57,8 +57,8 @@ class OnWaitCallback:
 
 @dataclass(frozen=True)
 class WorkShard:
-    """One of the `count` shards into which processes divide a list of work, with `number` from 1
-    on. Each item of the list belongs to exactly one shard."""
+    """Shard `number`, from 1, of the `count` shards into which processes divide a list of work.
+    Each item of the list belongs to exactly one shard."""
 
     number: int = 1
     count: int = 1

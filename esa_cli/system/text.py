@@ -1,12 +1,12 @@
 """Computes digests, content words and BM25 scores of texts, without a model.
 
-Content words are stems of words in a form without case, accents, Unicode compatibility characters
-(NFKC) and vowel marks of Arabic and Hebrew, and with ASCII apostrophes. An elided article
-(`l'Italie`) is separated from its noun; in languages other than English, words are divided at every
-apostrophe (`Ankara'da`). Words are stemmed in the language of their text, where Snowball supports
-the language, both with and without accents. The most frequent words of a language are left out,
-since otherwise every passage would share a word with the question. In scripts without spaces
-between words (Chinese, Japanese, Thai), pairs of adjacent characters are the content words."""
+Content words are stems in lower case, without accents, Unicode compatibility characters (NFKC) and
+vowel marks of Arabic and Hebrew, and with ASCII apostrophes. An elided article (`l'Italie`) is
+separated from its noun; in languages other than English, words are divided at every apostrophe
+(`Ankara'da`). Words are stemmed in the language of their text, where Snowball supports the
+language, both with and without accents. The most frequent words of a language are left out, since
+otherwise every passage would share a word with the question. In scripts without spaces between
+words (Chinese, Japanese, Thai), pairs of adjacent characters are the content words."""
 
 from __future__ import annotations
 
@@ -218,8 +218,8 @@ def _find_words_in_letter_run(run: str, language: str) -> Iterator[tuple[int, in
 def _find_words_between_spaces(
     letter_run: str, start: int, end: int, language: str
 ) -> Iterator[tuple[int, int, str]]:
-    """Yields (first character, end, stem) of the content words in `letter_run[start:end]`, if words
-    of its script stand between spaces."""
+    """Yields (first character, end, stem) of the content words in `letter_run[start:end]`, a part
+    whose script has spaces between words."""
     for word in _WORD.finditer(letter_run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:

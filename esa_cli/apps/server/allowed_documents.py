@@ -254,7 +254,7 @@ class AllowedDocuments:
             found = FoundFiles()
             try:
                 found = find_readable_files(str(folder))
-                lines = [rest.message for rest in found.summarise_left_out(str(folder))]
+                lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
             except DocumentError as error:
                 lines = [f"{error.message}; {error.hint}"]
             left_out += [line.replace(str(folder), folder.name) for line in lines]

@@ -1,9 +1,9 @@
 """Reads paragraphs, tables and notes of Word documents (docx); numbered headings become chapters.
 
 The elements of Word are renamed to HTML elements, whose text the HTML reader extracts. The library
-python-docx omits numbers of headings and lists, notes, restarts of page numbers, and text in
-content controls, text boxes and tracked insertions. Deleted text is left out; headers, footers and
-comments are left out and reported as missing."""
+python-docx is not used: it omits numbers of headings and lists, notes, restarts of page numbers,
+and text in content controls, text boxes and tracked insertions. Deleted text is left out; headers,
+footers and comments are left out and reported as missing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reads EPUB books: the text in reading order, chapters from the table of contents or from
-headings, and page numbers of the printed book if the file marks them."""
+"""Reads EPUB books in reading order. Chapters come from the table of contents, or else from
+headings, and page numbers from the printed book, if the file marks them."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class _HtmlTextExtractor:
                 self._out.end_line()
 
     def _set_chapter_and_page(self, node: Any, tag: str, attributes: _Attributes) -> None:
-        """Sets the chapter and the page number if an HTML element begins one."""
+        """Sets the chapter and the page number that begin with an HTML element, if any."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter

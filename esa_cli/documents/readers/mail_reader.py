@@ -1,7 +1,7 @@
 """Reads mails (eml files) with Python's `email` library: the header fields, then the text.
 
-If a text comes in several forms, the plain form is read, unless it is far shorter than the HTML. A
-mail inside a mail is a chapter of its own. Attached files are named but not read."""
+If a mail has its text in plain and HTML form, the plain form is read, unless it is far shorter. A
+mail inside a mail is a chapter of its own. Files attached to a mail are named but not read."""
 
 from __future__ import annotations
 

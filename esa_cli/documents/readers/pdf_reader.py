@@ -1,8 +1,8 @@
 """Reads the text of PDF files page by page with PDFium; bookmarks become chapters.
 
 Text keeps the order in which the PDF stores it. Words hyphenated at a line's end are joined if the
-rest of the document shows how they are spelled. Values of form fields follow their page's text.
-Tables, columns and headings are not recognised; pictures and comments are not read."""
+rest of the document shows how they are spelled. The values of a page's form fields follow the text
+of the page. Tables, columns and headings are not recognised; pictures and comments are not read."""
 
 from __future__ import annotations
 

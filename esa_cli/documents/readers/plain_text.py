@@ -112,7 +112,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
     path = "FILE" if name == STDIN else name
     raise DocumentError(
         f"{label_document(name)} {problem}, and its encoding cannot be told reliably",
-        "convert it to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
+        "convert the text to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
         f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
     )
 

@@ -109,8 +109,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by its parts, but not by those of an embedded
-    workbook. If the end of the zip is missing, any name of a main part in the bytes decides."""
+    """Returns the format of a zipped document by its main part, but not by that of an embedded
+    workbook. If the end of the zip is missing, any main part that the bytes name decides."""
     import io
     import zipfile
 

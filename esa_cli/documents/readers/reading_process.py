@@ -44,7 +44,7 @@ _START = (
 
 
 def look_up_reading_limit(limit_variable: str) -> int:
-    """Returns a limit on reading documents: an environment variable, or its default. Raises
+    """Returns a limit on reading documents, from an environment variable or by default. Raises
     UsageError: the variable is not a size."""
     text = os.environ.get(limit_variable, "").strip()
     number = parse_size(text, limit_variable) if text else LIMITS[limit_variable]
@@ -115,16 +115,16 @@ class DocumentReaderProcess:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Sends a request to the child process, and returns its reply, or the reason of its end."""
+        """Sends a request to the child process; returns its reply, or why the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
 
-        def kill_late_process() -> None:
+        def kill_process_on_timeout() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), kill_late_process)
+        timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), kill_process_on_timeout)
         timer.daemon = True
         timer.start()
         line, code, reply = b"", 0, dict[str, Any]()

@@ -4,9 +4,9 @@ Each row of a table becomes a line in which every value has its column's name. R
 remain as lines of text. Columns are numbered if no heading row names all of them. The delimiter of
 a CSV file is the character that splits the first rows into equally many cells.
 
-Formulas of a workbook have the values stored in the file. Dates have ISO format, percentages their
-sign; other number formats are not applied. The XML of a workbook is parsed here, because openpyxl
-loses rows that are out of order."""
+A formula of a workbook is read as the value stored in the file. Dates have ISO format, and
+percentages a %; other number formats are not applied. The XML of a workbook is parsed here, because
+openpyxl loses rows that are out of order."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
 from esa_cli.documents.readers.zip_parts import ZipParts
 
+_Rows = Iterable[Sequence[str]]
 _DELIMITERS = "\t|;,"
 """Delimiters of cells. If several fit equally well, the first counts, as numbers contain commas."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -82,7 +83,7 @@ def _measure_row_regularity(csv_sample: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def format_table(rows: Iterable[Sequence[str]]) -> str:
+def format_table(rows: _Rows) -> str:
     """Returns a line `name: value; name: value` for each row, without empty cells; `rows` is
     iterated over several times."""
     widths = Counter(map(_count_filled_cells, rows))
@@ -91,17 +92,17 @@ def format_table(rows: Iterable[Sequence[str]]) -> str:
         return ""
     usual_width = max(widths, key=lambda width: widths[width])
     rows_above = _count_rows_above_table(rows, usual_width)
-    body = (cells for row in islice(rows, rows_above, None) if any(cells := _clean_cells(row)))
+    body = (cells for row in islice(rows, rows_above, None) if any(cells := _collapse_spaces(row)))
     first = list(islice(body, _ROWS_LOOKED_AT))
     named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_column_names(first)
-    return "".join(_format_rows(rows, rows_above, first[0] if named else []))
+    return "".join(_format_table_rows(rows, rows_above, first[0] if named else []))
 
 
-def _format_rows(rows: Iterable[Sequence[str]], rows_above: int, names: list[str]) -> Iterator[str]:
+def _format_table_rows(rows: _Rows, rows_above: int, column_names: list[str]) -> Iterator[str]:
     """Yields the rows above the table unchanged, then each row of the table with column names."""
-    skip_heading = bool(names)
+    skip_heading = bool(column_names)
     for number, row in enumerate(rows):
-        cells = _clean_cells(row)
+        cells = _collapse_spaces(row)
         if not any(cells):
             continue
         if number < rows_above:
@@ -109,12 +110,12 @@ def _format_rows(rows: Iterable[Sequence[str]], rows_above: int, names: list[str
         elif skip_heading:
             skip_heading = False
         else:
-            names += [""] * (len(cells) - len(names))
-            named = ((names[at] or f"column {at + 1}", cell) for at, cell in enumerate(cells))
+            column_names += [""] * (len(cells) - len(column_names))
+            named = ((column_names[i] or f"column {i + 1}", cell) for i, cell in enumerate(cells))
             yield "; ".join(f"{name}: {cell}" for name, cell in named if cell) + "\n"
 
 
-def _clean_cells(row: Sequence[str]) -> list[str]:
+def _collapse_spaces(row: Sequence[str]) -> list[str]:
     return [" ".join(cell.split()) for cell in row]
 
 
@@ -123,9 +124,9 @@ def _count_filled_cells(row: Sequence[str]) -> int:
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
-def _count_rows_above_table(rows: Iterable[Sequence[str]], usual_width: int) -> int:
-    """Returns how many rows stand above the table, as on top of a bank statement. The last of them
-    is a blank line, title or very short row before the first row of usual width."""
+def _count_rows_above_table(rows: _Rows, usual_width: int) -> int:
+    """Returns the number of rows above the table, the last of which is a blank line, title or very
+    short row before the first row of usual width."""
     rows_above = 0
     for number, row in enumerate(rows, 1):
         if _count_filled_cells(row) >= usual_width:
@@ -182,8 +183,8 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
 
 
 class _Workbook:
-    """An Excel workbook: its sheets by title, and the strings, number formats and dates that the
-    cells of all sheets refer to. `uncomputed` counts formulas without a stored value."""
+    """Holds the sheets of an Excel workbook by title, and the strings, number formats and dates
+    that cells of all sheets refer to. `uncomputed` counts formulas without a stored value."""
 
     def __init__(self, parts: ZipParts, name: str) -> None:
         self._parts = parts
@@ -284,7 +285,7 @@ class _Workbook:
 
 
 def _extract_string_of_cell(element: Any) -> str:
-    """Returns the words of a string cell, without the marks of their pronunciation."""
+    """Returns the words of a string cell in a workbook, without marks of pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)
 

@@ -58,13 +58,13 @@ class TextBuilder:
         words = " ".join(text.split())
         self._space |= text[:1].isspace()
         if words:
-            self._append_piece(words)
+            self._append_text_piece(words)
             self._space = text[-1].isspace()
 
     def add_exact_text(self, text: str) -> None:
         """Appends text without changing its white space."""
         if text:
-            self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
+            self._append_text_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
     def set_prefix_of_next_piece(self, prefix: str) -> None:
         """Sets a text, such as a list's bullet, that precedes the next piece of text."""
@@ -74,7 +74,7 @@ class TextBuilder:
         """Appends ^ if `next_text`, which the caller appends next, is an exponent, as in 10^6."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(next_text.rstrip()):
-            self._append_piece("^")
+            self._append_text_piece("^")
 
     def break_line(self) -> None:
         """Ends the current line of text; a second call leaves an empty line."""
@@ -95,7 +95,7 @@ class TextBuilder:
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
 
-    def _append_piece(self, text: str) -> None:
+    def _append_text_piece(self, text: str) -> None:
         gap = "\n" * self._newlines or " " * self._space if self._length else ""
         self._length += len(gap)
         last = self._marks[-1] if self._marks else Mark(0)

@@ -1,4 +1,4 @@
-"""Reads the parts of zipped documents such as docx; errors of zipfile or lxml mean damage."""
+"""Reads the files inside zipped documents such as docx, which are called parts."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def sync_folder(
             "check that the disk is there, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.store_synced_records(folder)
-    return FolderState(changes, removed, found.summarise_left_out(folder))
+    return FolderState(changes, removed, found.summarise_left_out_files(folder))
 
 
 def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) -> None:
