@@ -211,7 +211,7 @@ def read_documents(
 
 
 def join_texts(documents: Sequence[Document]) -> str:
-    """Joins the texts of documents, with the name of each document above its text if several."""
+    """Joins document texts, each below a line with the document's name if there are several."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]

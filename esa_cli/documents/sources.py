@@ -102,8 +102,8 @@ class FoundFiles:
 
 
 def find_files(document_names: Sequence[str]) -> InputFiles:
-    """Finds the files for names of documents, in their order. Raises UsageError: standard input is
-    named twice. DocumentError: a folder or pattern has no readable file, or too many files."""
+    """Finds the files for names of documents, in order. Raises UsageError: standard input is named
+    twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[DocumentSource] = []
