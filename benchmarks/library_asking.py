@@ -23,7 +23,7 @@ from common import answered, append_line, chronicle_questions, token_counter
 from esa_cli import Esa, Library
 from esa_cli.apps.cli.model_and_documents import QuestionDocuments
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.documents.sources import SourceFiles
+from esa_cli.documents.sources import InputFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.system.machine import measure_peak_memory
 
@@ -48,7 +48,7 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     """The row of all questions; the first one loads what the others find there."""
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
     with ExitStack() as stack:
-        none = SourceFiles((), ())
+        none = InputFiles((), ())
         documents = QuestionDocuments(none, library, reporter, stack, limit=most, in_library=True)
         documents.set_document_openers([], esa.stored, esa.open)
         for fact in facts:

@@ -36,7 +36,7 @@ from common import append_line, load_lines, tokens
 from esa_cli.qa.ingestion.library_texts import sync_folder
 from esa_cli.storage.library import Library, LibraryEntry, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 WORDS_A_TOKEN = 0.75
 VOCABULARY = 60_000
@@ -102,7 +102,7 @@ def write_manifests(library: Library, number: int) -> None:
         provenance = {"name": f"{at}.txt", "source": f"/texts/{at}.txt", "preset": "none"}
         entry = LibraryEntry(
             library.compute_key("benchmark", text), "benchmark", tokens=3,
-            text_sha256=text_digest(text), characters=len(text), provenance=provenance,
+            text_sha256=digest_text(text), characters=len(text), provenance=provenance,
             created=float(at),
         )  # fmt: skip
         document_files.write_manifest(paths, entry)
@@ -120,7 +120,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     texts.mkdir()
     for at, (text, question) in enumerate(documents(number, tokens, seed)):
         (texts / f"{at:06d}.txt").write_text(text, "utf-8")
-        asked.append((question, text_digest(text)))
+        asked.append((question, digest_text(text)))
         size += len(text.encode())
     time.sleep(2.1)  # files that changed a moment ago are not trusted
     library = Library(folder / "library")
@@ -170,7 +170,7 @@ def real_questions(pairs: Path, texts: Path) -> tuple[list[str], list[tuple[str,
 def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[str, Any]:
     parts, asked = real_questions(pairs, texts)
     asked = random.Random(seed).sample(asked, min(questions, len(asked)))
-    numbers = {text_digest(part): at for at, part in enumerate(parts)}
+    numbers = {digest_text(part): at for at, part in enumerate(parts)}
     ranks: dict[str, list[int]] = {}
     with Library(texts).open_catalogue(keep_on_disk=False) as catalogue:
         index = catalogue.texts

@@ -17,7 +17,7 @@ from typing import Any
 from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.registry import suggest_name
-from esa_cli.system.text import has_lone_surrogate, text_digest
+from esa_cli.system.text import digest_text, has_lone_surrogate
 
 Span = tuple[int, int]
 
@@ -95,7 +95,7 @@ def _read(file: Path, texts: Path) -> TrainingText:
         ) from error
     if not found:
         raise DocumentError(f"{file} must have pairs, got none", "delete it, or add some")
-    return TrainingText(name, text, tuple(found), text_digest(digest + "\n".join(lines)))
+    return TrainingText(name, text, tuple(found), digest_text(digest + "\n".join(lines)))
 
 
 def _pair(row: dict[str, Any], characters: int) -> AnswerPair:
@@ -122,10 +122,10 @@ def _text(name: str, digest: str, folder: Path) -> str:
             "benchmarks/training/texts.py makes the texts of the repository's pairs",
         )
     text = read_document(str(files[0])).text
-    if text_digest(text) != digest:
+    if digest_text(text) != digest:
         raise DocumentError(
             f"the text of {files[0]} must have the SHA-256 {digest[:12]}..., got "
-            f"{text_digest(text)[:12]}...",
+            f"{digest_text(text)[:12]}...",
             "the pairs are about another edition: make the texts again",
         )
     return text

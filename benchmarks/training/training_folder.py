@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from training_checkpoint import FILE
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import convert_writing_errors, write_atomically
+from esa_cli.system.files import convert_writing_errors, write_text_atomically
 
 RECORD = "training.json"
 
@@ -39,7 +39,7 @@ def check_folder(folder: Path, resume: bool, what: str, *results: str) -> None:
 def finish_folder(folder: Path, record: Mapping[str, Any]) -> None:
     """Writes `training.json` and removes the checkpoint. Raises ResourceError, DocumentError."""
     with writing_folder(folder):
-        write_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")
+        write_text_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")
         (folder / FILE).unlink(missing_ok=True)
 
 

@@ -1,8 +1,6 @@
-"""Documents: how they are read from files, folders, patterns or standard input, and how their text
-divides into pages, lines and sentences.
-
-A newline ends a line of verse, code or a table, but not a line of prose wrapped to a width.
-"""
+"""Reads documents from files, folders, patterns or standard input, and finds pages, lines and
+sentences of texts. A newline ends a sentence in verse, code and tables, but not in wrapped
+prose."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
-from esa_cli.documents.sources import LeftOutFiles, Source, SourceFiles, source_files
+from esa_cli.documents.sources import DocumentSource, InputFiles, LeftOutFiles, find_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document", "GatheredDocuments", "LeftOutFiles", "Mark", "Sentences", "SourceFiles",
-    "TextLocation", "find_sentence_ends", "gather", "join_documents", "read_document",
-    "read_documents", "select_files_of_shard", "source_files", "strip_text_span",
+    "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "SentenceSplitter",
+    "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "join_texts",
+    "read_document", "read_documents", "select_files_of_shard", "strip_span",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
@@ -77,7 +75,7 @@ MIN_PROSE_WORDS = 5
 
 
 class TextLocation(NamedTuple):
-    """The location of a character: page and chapter, if any, and line of the text, from 1."""
+    """The location of a character in a text: the line from 1, and the page and chapter, if any."""
 
     page: int | None
     line: int
@@ -88,9 +86,10 @@ class TextLocation(NamedTuple):
 class Document:
     """A document's text with \\n line endings, and the file from which the text was read.
 
-    Attributes:
-        source: the path as the user gave it, or "-" for standard input. bytes: the file's length.
+    Args:
+        source: the path as the user gave it, or "-" for standard input.
         encoding, marks, missing: as in `ExtractedText`.
+        bytes: the length of the file.
         stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
 
     name: str
@@ -117,7 +116,7 @@ class Document:
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
-    """Reads one document into text.
+    """Reads one document and extracts its text.
 
     Args:
         source: a path, or "-" for standard input.
@@ -128,14 +127,14 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
-        data = _read_stdin(stdin or sys.stdin, limit)
+        data = _read_stdin_bytes(stdin or sys.stdin, limit)
     else:
         stamp = ""
-        with suppress(OSError, ValueError):  # `_read_file` reports what is wrong
+        with suppress(OSError, ValueError):  # `_read_document_bytes` reports what is wrong
             stamp = compute_file_stamp(source)
-        data = _read_file(source, limit)
+        data = _read_document_bytes(source, limit)
     if len(data) > limit:
-        raise _make_size_error(path, len(data), limit)
+        raise _make_document_size_error(path, len(data), limit)
     extracted = readers.extract_text(data, path)
     text, marks, missing = extracted.text, extracted.marks, extracted.missing
     name, size = Path(path).name or path, len(data)
@@ -149,7 +148,7 @@ class GatheredDocuments:
     documents: tuple[Document, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
 
-    def without_copies(self) -> GatheredDocuments:
+    def remove_repeated_texts(self) -> GatheredDocuments:
         """Returns one document for each different text, and lists the other copies as left out."""
         unique: dict[str, Document] = {}
         copies = []
@@ -160,24 +159,24 @@ class GatheredDocuments:
         return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
-def select_files_of_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
-    """Returns the files that belong to a shard, each once, and all files that are left out."""
-    unique: dict[str, Source] = {}
+def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
+    """Returns the files of one shard, each once, with the left-out files of all shards."""
+    unique: dict[str, DocumentSource] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
-    return SourceFiles(tuple(shard.select_items(unique.values())), files.left_out, divided=True)
+    return InputFiles(tuple(shard.select_items(unique.values())), files.left_out, divided=True)
 
 
-def gather(files: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files of `source_files` by the function `read`, which is `read_document` by
-    default.
-
-    An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
-    named cannot be read; or nothing can be read, unless other shards have the rest."""
+def gather_documents(
+    files: InputFiles, read_file: Callable[[str], Document] | None = None
+) -> GatheredDocuments:
+    """Reads each file by the function `read_file`, by default `read_document`; an unreadable file
+    of a folder or pattern is left out. Raises DocumentError: a file that was named cannot be read;
+    or nothing can be read, unless other shards have the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in files.sources:
         try:
-            documents.append((read or read_document)(path))
+            documents.append((read_file or read_document)(path))
         except DocumentError as error:
             if not folder:
                 raise
@@ -200,18 +199,19 @@ def read_documents(
     that was named cannot be read, or none of the documents can be read.
 
     Args:
-        limit: the maximum size of each document in bytes. say: a function that is called with a
-            line of text for each file or folder that is left out."""
+        limit: the maximum size of each document in bytes.
+        say: called with a message for each file or folder that is left out."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
-    found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))
+    files = find_files(sources)
+    found = gather_documents(files, lambda path: read_document(path, stdin, limit=limit))
     for left_out in found.left_out:
-        say(left_out.line)
+        say(left_out.message)
     return list(found.documents)
 
 
-def join_documents(documents: Sequence[Document]) -> str:
-    """Joins the texts of documents; if there are several, a line with the name precedes each."""
+def join_texts(documents: Sequence[Document]) -> str:
+    """Joins document texts, each below a line with the document's name if there are several."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -224,53 +224,53 @@ def join_documents(documents: Sequence[Document]) -> str:
     return "\n".join(parts)
 
 
-def _read_stdin(stdin: IO[Any], limit: int) -> bytes:
+def _read_stdin_bytes(stdin: IO[Any], byte_limit: int) -> bytes:
     if stdin.isatty():
         hint = "pipe a document in: esa ask - 'question' < FILE"
         raise DocumentError("standard input is a terminal, not a document", hint)
     try:
-        data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
+        data: bytes = getattr(stdin, "buffer", stdin).read(byte_limit + 1)
     except OSError as error:
         raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
     return data
 
 
-def _read_file(source: str, limit: int) -> bytes:
+def _read_document_bytes(path: str, byte_limit: int) -> bytes:
     try:
-        info = os.stat(source)
+        info = os.stat(path)
         if stat.S_ISDIR(info.st_mode):
-            hint = f"name a file in it, for example: {os.path.join(source, 'notes.md')}"
-            raise DocumentError(f"{source} is a folder, not a document", hint)
+            hint = f"name a file in it, for example: {os.path.join(path, 'notes.md')}"
+            raise DocumentError(f"{path} is a folder, not a document", hint)
         if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for whoever writes to it
             raise DocumentError(
-                f"{source} is a pipe, socket or device, not a file",
-                f"give its contents on standard input: esa ask - 'question' < {source}",
+                f"{path} is a pipe, socket or device, not a file",
+                f"give the contents on standard input: esa ask - 'question' < {path}",
             )
-        if info.st_size > limit:
-            raise _make_size_error(source, info.st_size, limit)
-        with open(source, "rb") as stream:
-            return stream.read(limit + 1)
+        if info.st_size > byte_limit:
+            raise _make_document_size_error(path, info.st_size, byte_limit)
+        with open(path, "rb") as stream:
+            return stream.read(byte_limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DocumentError(f"there is no document {source}", _suggest_path(source)) from error
+        raise DocumentError(f"there is no document {path}", _suggest_path(path)) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        hint = f"try: chmod u+r {source}" if isinstance(error, PermissionError) else ""
-        raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
+        hint = f"try: chmod u+r {path}" if isinstance(error, PermissionError) else ""
+        raise DocumentError(f"the document {path} cannot be read: {reason}", hint) from error
 
 
-def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
-    sizes = f"{format_size(size)}, more than the limit of {format_size(limit)}"
+def _make_document_size_error(document_name: str, size: int, size_limit: int) -> DocumentError:
+    sizes = f"{format_size(size)}, more than the limit of {format_size(size_limit)}"
     hint = "split the document and ask about its parts"
-    return DocumentError(f"{label_document(name)} is {sizes}", hint)
+    return DocumentError(f"{label_document(document_name)} is {sizes}", hint)
 
 
-def _suggest_path(source: str) -> str:
-    """Returns a hint for the missing file `source`: the existing path with the nearest name."""
+def _suggest_path(missing_path: str) -> str:
+    """Returns a hint for a missing file, such as the existing path with the most similar name."""
     import difflib
 
-    if source.startswith(("http://", "https://")):
+    if missing_path.startswith(("http://", "https://")):
         return "documents are files: fetch the page first, and name the file"
-    folder, name = os.path.split(source)
+    folder, name = os.path.split(missing_path)
     try:
         others = os.listdir(folder or ".")
     except OSError:
@@ -281,8 +281,8 @@ def _suggest_path(source: str) -> str:
     return "check the path; it is relative to the current folder"
 
 
-class Sentences:
-    """The sentences of a text; each paragraph is divided into sentences when first needed."""
+class SentenceSplitter:
+    """Finds the sentences of a text, and divides a paragraph into sentences when first needed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -290,20 +290,20 @@ class Sentences:
 
     def find_sentence_around(self, offset: int) -> tuple[int, int]:
         """Returns the span [start, end) of the sentence or line that contains the character at
-        `offset`, without white space at its ends. A text of white space has an empty span."""
-        place = bisect_right(self._paragraphs, offset) - 1
-        first = self._paragraphs[place] if place >= 0 else 0
+        `offset`, without white space at its ends; white space alone has an empty span."""
+        place = bisect_right(self._paragraph_starts, offset) - 1
+        first = self._paragraph_starts[place] if place >= 0 else 0
         if first not in self._cut:
             last = self.text.find("\n\n", first)
             last = len(self.text) if last < 0 else last
             self._cut[first] = [first, *find_sentence_ends(self.text, first, last)]
         edges = self._cut[first]
         place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
-        return strip_text_span(self.text, edges[place - 1], edges[place])
+        return strip_span(self.text, edges[place - 1], edges[place])
 
     @cached_property
-    def _paragraphs(self) -> array[int]:
-        """The offsets at which paragraphs after the first begin, each preceded by two newlines."""
+    def _paragraph_starts(self) -> array[int]:
+        """Returns the offsets of all paragraphs but the first, each of which follows "\\n\\n"."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -312,8 +312,8 @@ class Sentences:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending ends of a paragraph's sentences and lines, each of at most LONGEST
-    characters; the last end is `paragraph_end`."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end; each of them
+    has at most LONGEST characters, and the last end is `paragraph_end`."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
@@ -343,14 +343,14 @@ def _iterate_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) 
             yield end
 
 
-def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
-    """Returns True if the full stop before `end` belongs to an abbreviation or an ordinal number,
-    so that the sentence continues."""
-    before = text[max(paragraph_start, end - LOOK_BACK) : end]
+def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int) -> bool:
+    """Returns True if the full stop that ends at `stop_end` belongs to an abbreviation or an
+    ordinal number, so that the sentence continues."""
+    before = text[max(paragraph_start, stop_end - LOOK_BACK) : stop_end]
     found = LETTERS.search(before)
     if found is None:
         return False
-    word, following_text = found[1], text[end : end + LOOK_BACK]
+    word, following_text = found[1], text[stop_end : stop_end + LOOK_BACK]
     if word in SHORT or (len(word) == 1 and word.isupper()):
         return True
     number = following_text.lstrip()[:1].isdigit()
@@ -369,7 +369,7 @@ def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
 
 
-def strip_text_span(text: str, start: int, end: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns the span [start, end) of a text, shortened by the white space at both ends."""
     while start < end and text[start].isspace():
         start += 1

@@ -1,10 +1,8 @@
-"""Expands the names of documents into files: folders and patterns stand for the files in them.
+"""Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
 A folder stands for all readable files below it, without links and hidden, binary or ignored files
-(`.gitignore`). An existing path stands for itself, even if it contains characters of a pattern.
-In .gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not
-supported.
-"""
+(`.gitignore`). A path that exists is no pattern, even if it contains `*`, `?` or `[`. In .gitignore
+files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ MAX_IGNORE_BYTES = 1 << 18
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
-class Source(NamedTuple):
-    """The path of a document, and the folder or pattern, if any, by which it was named."""
+class DocumentSource(NamedTuple):
+    """The path of a document, and the folder or pattern through which it was found, if any."""
 
     path: str
     pattern: str = ""
@@ -49,32 +47,32 @@ class Source(NamedTuple):
 class LeftOutFiles(NamedTuple):
     """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
 
-    `files` is the number of files of the folder or pattern that remain to be read."""
+    `files` counts the other files of the folder or pattern, which are read."""
 
     source: str
     why: str
     files: int | None = None
 
     @property
-    def line(self) -> str:
-        """A line of text for users that says which files are left out and why."""
+    def message(self) -> str:
+        """Returns a message for users that says which files are left out and why."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
         return f"{self.source}: {self.files} {files} to read; left out: {self.why}"
 
-    def as_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         return {"source": self.source, "why": self.why}
 
 
 @dataclass(frozen=True)
-class SourceFiles:
+class InputFiles:
     """The files that names of documents stand for, in order, and the files that are left out.
 
-    A file occurs as often as it is named; folders and patterns add only files that are new. If the
-    files are `divided`, other shards have the rest."""
+    A file occurs as often as it is named; folders and patterns add only files that are new.
+    `divided` says that the files are one shard, so that other processes read the other files."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[DocumentSource, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
     divided: bool = False
 
@@ -85,13 +83,13 @@ class SourceFiles:
 
 @dataclass
 class FoundFiles:
-    """The files found in one folder or by one pattern, and the paths left out, by reason."""
+    """The files found in one folder or by one pattern, and the left-out paths grouped by reason."""
 
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def summarise_left_out(self, source: str) -> tuple[LeftOutFiles, ...]:
-        """Counts the left-out files of a folder or pattern by reason; () if no file is left out."""
+    def summarise_left_out_files(self, source: str) -> tuple[LeftOutFiles, ...]:
+        """Counts the left-out files of the folder or pattern `source` by reason, for a message."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
@@ -103,26 +101,26 @@ class FoundFiles:
         return (LeftOutFiles(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
-def source_files(names: Sequence[str]) -> SourceFiles:
-    """Expands the names of documents into files, in order. Raises UsageError: standard input is
-    named twice. DocumentError: a folder or pattern has no readable file, or too many files."""
-    if list(names).count("-") > 1:
+def find_files(document_names: Sequence[str]) -> InputFiles:
+    """Finds the files for names of documents, in order. Raises UsageError: standard input is named
+    twice. DocumentError: a folder or pattern has no readable file, or too many files."""
+    if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
-    sources: list[Source] = []
+    sources: list[DocumentSource] = []
     left_out: list[LeftOutFiles] = []
-    for name in names:
+    for name in document_names:
         if not _is_folder_or_pattern(name):
-            sources.append(Source(name))
+            sources.append(DocumentSource(name))
             continue
         found = find_readable_files(name)
-        rest = found.summarise_left_out(name)
+        rest = found.summarise_left_out_files(name)
         if not found.files:
-            line = rest[0].line if rest else f"{name}: no file matches"
-            raise DocumentError(f"there is no document in {line}", "check the path or pattern")
+            line = rest[0].message if rest else f"{name}: no file matches"
+            raise DocumentError(f"there is no document in {line}", f"check the path {name}")
         known = {source.path for source in sources}
-        sources += [Source(file, name) for file in found.files if file not in known]
+        sources += [DocumentSource(file, name) for file in found.files if file not in known]
         left_out += rest
-    return SourceFiles(tuple(sources), tuple(left_out))
+    return InputFiles(tuple(sources), tuple(left_out))
 
 
 def _is_folder_or_pattern(source: str) -> bool:
@@ -133,27 +131,26 @@ def _is_folder_or_pattern(source: str) -> bool:
     return any(sign in source for sign in _SIGNS)
 
 
-def find_readable_files(source: str) -> FoundFiles:
+def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
     found = FoundFiles()
-    paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
-    for path in paths:
+    iterate_files = _find_folder_files if os.path.isdir(folder_or_pattern) else _find_matching_files
+    for path in iterate_files(folder_or_pattern, found):
         if why := _explain_why_left_out(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
         if len(found.files) > MAX_FILES:
             raise DocumentError(
-                f"{source} has more than {MAX_FILES:,} readable files",
+                f"{folder_or_pattern} has more than {MAX_FILES:,} readable files",
                 "name a smaller folder, or a pattern such as 'docs/**/*.md'",
             )
     return found
 
 
-def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files that match a pattern; hidden files only if the pattern names hidden ones.
-
-    `**` does not follow links, because links to folders may form circles."""
+def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
+    """Yields the files that match a pattern; hidden files match only patterns with hidden names.
+    The pattern `**` does not follow links, because links to folders may form circles."""
     path = Path(pattern)
     parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in path.parts]
     parts += ["*"] * (parts[-1] == "**")
@@ -169,9 +166,9 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
             yield os.fspath(match)
 
 
-def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
+def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
-    rules = IgnoreRules(resolve_links(folder))
+    rules = GitignoreRules(resolve_links(folder))
 
     def record_unreadable_folder(error: OSError) -> None:
         if error.filename == folder:
@@ -192,7 +189,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
                     why = "hidden"
                 elif os.path.islink(path):
                     why = "that links elsewhere"
-                elif rules.is_ignored(os.path.join(real, name), folder=is_folder):
+                elif rules.is_ignored(os.path.join(real, name), is_folder=is_folder):
                     why = _IGNORED
                 if why:
                     prefix = "folder " if is_folder and why != "hidden" else ""
@@ -203,26 +200,26 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         yield from (os.path.join(where, name) for name in files)
 
 
-def _explain_why_left_out(path: str) -> str:
+def _explain_why_left_out(file_path: str) -> str:
     """Returns the reason why a file is left out, or an empty text if the file is to be read."""
     from esa_cli.documents.readers.plain_text import is_binary_file
 
     try:
-        info = os.stat(path)
+        info = os.stat(file_path)
         if not stat.S_ISREG(info.st_mode):
             return "neither file nor folder"
         if not info.st_size:
-            return "hidden" if path.endswith(".lock") else "empty"  # a lock file of esa
-        with open(path, "rb") as stream:
+            return "hidden" if file_path.endswith(".lock") else "empty"  # a lock file of esa
+        with open(file_path, "rb") as stream:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose_reader(head, path).binary and is_binary_file(head) else ""
+    return "binary" if not choose_reader(head, file_path).binary and is_binary_file(head) else ""
 
 
-class _IgnoreRule(NamedTuple):
-    """One line of a .gitignore file: a pattern for paths below the file's folder, in which newlines
-    stand for slashes, or with `anywhere` for the last name of a path."""
+class _GitignoreRule(NamedTuple):
+    """A rule of a .gitignore file. The `pattern` matches paths below the folder of the file,
+    written with newlines for slashes, or the last name of a path if `anywhere` is true."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -230,34 +227,34 @@ class _IgnoreRule(NamedTuple):
     negated: bool
 
 
-class IgnoreRules:
+class GitignoreRules:
     """The rules of all .gitignore files of a repository; the file nearest to a path decides."""
 
     def __init__(self, root: str) -> None:
-        self._rules: dict[str, list[_IgnoreRule]] = {}
+        self._rules: dict[str, list[_GitignoreRule]] = {}
         folders = (Path(root), *Path(root).parents)
         # Not `Path.exists`, which raises where a folder may not be searched.
         repository = next((p for p in folders if os.path.exists(p / ".git")), folders[0])
         self._ignores_root = False
         for folder in reversed(folders):
             if folder.is_relative_to(repository):
-                self._ignores_root = self._ignores_root or self.is_ignored(str(folder), folder=True)
+                self._ignores_root |= self.is_ignored(str(folder), is_folder=True)
                 self.add_folder_rules(str(folder))
 
-    def add_folder_rules(self, folder: str) -> None:
-        """Adds the rules of the .gitignore file in `folder`, if there is such a file."""
-        path = os.path.join(folder, ".gitignore")
+    def add_folder_rules(self, folder_path: str) -> None:
+        """Adds the rules of the .gitignore file in `folder_path`, if there is such a file."""
+        path = os.path.join(folder_path, ".gitignore")
         data = b""
         # Only a regular file is read, because a pipe or a device may have no end.
         with suppress(OSError):
             if os.path.isfile(path) and os.path.getsize(path) <= MAX_IGNORE_BYTES:
                 data = Path(path).read_bytes()
         lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
-        rules = (_parse_ignore_rule(line.removesuffix("\r")) for line in lines)
-        self._rules[folder] = [rule for rule in rules if rule]
+        rules = (_parse_gitignore_rule(line.removesuffix("\r")) for line in lines)
+        self._rules[folder_path] = [rule for rule in rules if rule]
 
-    def is_ignored(self, path: str, *, folder: bool) -> bool:
-        """Returns True if a .gitignore rule ignores `path` itself, whatever its parent folders."""
+    def is_ignored(self, path: str, *, is_folder: bool) -> bool:
+        """Returns True if a .gitignore rule ignores `path` itself, not only a folder above it."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)
@@ -265,7 +262,7 @@ class IgnoreRules:
             lines = inside.replace("\n", " ").replace("/", "\n")
             for rule in reversed(self._rules.get(where, ())):
                 path = lines.rpartition("\n")[2] if rule.anywhere else lines
-                if (folder or not rule.folders_only) and rule.pattern.match(path):
+                if (is_folder or not rule.folders_only) and rule.pattern.match(path):
                     return not rule.negated
             where, name = os.path.split(where)
             if not name:
@@ -274,12 +271,12 @@ class IgnoreRules:
         return False
 
 
-def _parse_ignore_rule(line: str) -> _IgnoreRule | None:
+def _parse_gitignore_rule(rule_line: str) -> _GitignoreRule | None:
     """Parses a line of a .gitignore file; returns None if the line has no valid pattern."""
-    if line.startswith("#"):
+    if rule_line.startswith("#"):
         return None
-    pattern = line.rstrip(" ")
-    if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
+    pattern = rule_line.rstrip(" ")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != rule_line:
         pattern += " "  # a backslash keeps the blank
     negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
     folders_only, pattern = pattern.endswith("/"), pattern.removesuffix("/")
@@ -292,18 +289,18 @@ def _parse_ignore_rule(line: str) -> _IgnoreRule | None:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _translate_name_pattern(name) + r"\n"
+            groups[-1] += _convert_pattern_to_regex(name) + r"\n"
     # The last group is empty after `a/**`, which does not match the folder `a` itself.
-    groups[-1] = (groups[-1] or _translate_name_pattern("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    groups[-1] = (groups[-1] or _convert_pattern_to_regex("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
-    return _IgnoreRule(re.compile(regex), anywhere, folders_only, negated)
+    return _GitignoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _translate_name_pattern(pattern: str) -> str:
-    """Translates the pattern of one name of a path into a regular expression, whose search takes
-    time of at most the product of the lengths of pattern and name."""
+def _convert_pattern_to_regex(pattern: str) -> str:
+    """Converts a .gitignore pattern for one name of a path into a regular expression, whose search
+    takes time of at most the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

@@ -18,7 +18,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.document import LONGEST, Sentences
+from esa_cli.documents.document import LONGEST, SentenceSplitter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import get_book_token_weights
 from esa_cli.qa.finding.passage import Passage
@@ -246,7 +246,7 @@ def find_attended_passages(
 def _sum_sentence_weights(book: Book, token_weights: Tensor) -> dict[tuple[int, int], float]:
     """Sums the weights of a document's tokens over each sentence."""
     text, weights = book.document.text, get_book_token_weights(book, token_weights)
-    sentences, out = Sentences(text), dict[tuple[int, int], float]()
+    sentences, out = SentenceSplitter(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]
     for (start, end), weight in zip(book.spans[at].tolist(), weights[at].tolist(), strict=True):
         # A token may begin with the space before its word, which belongs to the sentence before.

@@ -1,1 +1,1 @@
-"""Basic helpers: memory, files, JSON lines, YAML, digests, content words and progress callbacks."""
+"""Contains helpers for memory, files, JSON lines, YAML, digests, content words and progress."""

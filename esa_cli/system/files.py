@@ -1,4 +1,4 @@
-"""Atomic file writing, a lock that admits one writer, and errors of the operating system."""
+"""Writes files atomically, locks files for one writer, and explains operating system errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resolve_links(path: Path | str) -> str:
 
 
 def resolve_links_of_folders(path: Path | str) -> str:
-    """Returns the absolute path with symbolic links of the folders resolved, not of the file."""
+    """Returns the absolute path, with symbolic links of its folders resolved, not of the file."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(resolve_links(folder), name)
 
@@ -54,7 +54,7 @@ def _get_error_number(error: Exception) -> int | None:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether `error` says that a file cannot grow: the disk is full, or a limit is exceeded."""
+    """Returns True if `error` says that the disk is full, or a quota or size limit exceeded."""
     return _get_error_number(error) in NO_ROOM
 
 
@@ -69,8 +69,8 @@ def convert_writing_errors(
     other_error: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
     """A context that converts an OSError or `also_caught`, raised while `target` is written, to an
-    EsaError for a full disk or for another reason. If `target` is a text that stands for many
-    files, the message names the file that failed."""
+    EsaError, with one error class and hint for a full disk and another for all other reasons. If
+    `target` is a `str`, which describes many files, the message names the file that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
@@ -89,7 +89,7 @@ def convert_writing_errors(
 
 @contextmanager
 def replace_atomically(
-    path: Path, part: Path | None = None, *, durable: bool = False
+    path: Path, temp_path: Path | None = None, *, durable: bool = False
 ) -> Iterator[Path]:
     """Yields a temporary path, and renames the temporary file to `path` when the block ends without
     an error. If the block fails, `path` is unchanged and the temporary file is removed. Raises
@@ -97,22 +97,22 @@ def replace_atomically(
 
     Args:
         path: a file, or a folder that does not exist.
-        part: the temporary path; by default it is next to `path` and has the same suffix.
+        temp_path: the temporary path; by default it is next to `path` and has the same suffix.
         durable: whether to flush the file to disk before renaming, so that after a power failure
             the file is either the old or the new one."""
-    part = part or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    temp_path = temp_path or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
-        yield part
+        yield temp_path
         if durable:
-            with part.open("r+b") as file:
+            with temp_path.open("r+b") as file:
                 os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(temp_path, path)
     finally:
         with suppress(OSError):
-            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+            shutil.rmtree(temp_path) if temp_path.is_dir() else temp_path.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: str) -> None:
+def write_text_atomically(path: Path, content: str) -> None:
     """Writes a text file atomically and durably. Raises OSError."""
     with replace_atomically(path, durable=True) as part:
         part.write_text(content, "utf-8")
@@ -120,7 +120,8 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_file_for_writing(path: Path) -> Iterator[None]:
-    """A context that locks a file by PATH.lock. Raises UsageError: another process locked it."""
+    """A context that locks `path` for this process, with the lock file `path`.lock. Raises
+    UsageError: another process locked the file."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -142,8 +143,8 @@ def lock_file_for_writing(path: Path) -> Iterator[None]:
             lock.release()
 
 
-def iterate_poll_times() -> Iterator[None]:
-    """Yields every `POLL_S` seconds, without end; callers then look for changed files."""
+def wait_between_polls() -> Iterator[None]:
+    """Waits `POLL_S` seconds before each iteration, in which callers look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield
@@ -154,10 +155,9 @@ def convert_to_esa_error(error: Exception) -> EsaError | None:
     if isinstance(error, EsaError):
         return error
     if is_out_of_memory_error(error):
-        smaller = "try --dtype bfloat16, a smaller model or fewer documents"
-        return ResourceError(
-            "the memory ran out", f"run `esa plan` to see what needs memory, or {smaller}"
-        )
+        smaller = "or try --dtype bfloat16, a smaller model or fewer documents"
+        hint = f"run `esa plan` to see what needs memory, {smaller}"
+        return ResourceError("the memory ran out", hint)
     if not isinstance(error, OSError):
         return None
     # EBADF means that the stream was opened for reading.
@@ -169,5 +169,6 @@ def convert_to_esa_error(error: Exception) -> EsaError | None:
         )
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
         message = f"{error.filename} cannot be accessed: {error.strerror}"
-        return DocumentError(message, "check the permissions of this path and its parent folders")
+        hint = f"check the permissions of {error.filename} and its parent folders"
+        return DocumentError(message, hint)
     return None

@@ -1,8 +1,8 @@
-"""Append-only files of JSON objects, one object per line, that survive a killed process.
+"""Reads and writes files of JSON objects, one object per line, that survive a killed process.
 
-Each row is on disk when `append` returns. Opening a file removes an unfinished last line, which a
-killed process may have left, and locks the file against other processes. Files that another program
-wrote are refused and stay unchanged."""
+Each appended JSON object ("row") is on disk when `append` returns. Opening a file removes an
+unfinished last line, which a killed process may have left, and locks the file against other
+processes. Files that another program wrote are refused and stay unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 class JsonLinesFile(ABC):
     """A context manager that opens a file of JSON lines for one writer; without a path, no file is
-    written. The header is the first row of a new file. Raises UsageError: the file has other
+    written. A `header` becomes the first line of a new file. Raises UsageError: the file has other
     contents or another writer. DocumentError, ResourceError: the file cannot be read or written."""
 
     def __init__(self, path: Path | None, header: Row | None = None) -> None:
@@ -33,10 +33,10 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load_rows(self, path: Path) -> None:
-        """Reads the rows of the file. Raises UsageError: another program wrote the file."""
+        """Loads the JSON objects of the file. Raises UsageError: another program wrote the file."""
 
     def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
-        """Called when the file is closed, while still locked; subclasses may rewrite the file."""
+        """Runs before a closed file is unlocked, so that subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -67,14 +67,14 @@ class JsonLinesFile(ABC):
 
 
 class Journal(JsonLinesFile):
-    """The result rows of one measurement, in memory and in a file. The values of a row's key fields
-    identify the row.
+    """Keeps the result rows (JSON objects) of one measurement, in memory and in a file.
 
     Args:
-        path: the file, or None for rows in memory only. header: the description of the measurement;
-            its values under the names in `same` must not change when a file is continued. key: the
-            names of the fields that identify a row; every row has all of these fields. wrong: a
-            function that returns what is wrong with a row of the file, or "" if nothing is."""
+        path: the file, or None for rows in memory only.
+        header: the description of the measurement.
+        fixed_fields: fields of the header that must not change when a file is continued.
+        key_fields: the fields that identify a row; every row has all of these fields.
+        describe_invalid_row: returns what is wrong with a row, or "" if nothing is wrong."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class Journal(JsonLinesFile):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """All result rows, the last row for each key, ordered by the first row with the key."""
+        """Returns the last result row of each key, ordered by where the key first occurs."""
         return list(self._done.values())
 
     def add_shard_rows(self, paths: Iterable[Path]) -> None:
-        """Adds the rows of other shards' files whose keys this journal lacks; opening the journal
-        writes the added rows to its own file. Raises UsageError, DocumentError: a file cannot be
-        used, as for the journal's own file."""
+        """Adds rows from journals of other shards, except rows whose key this journal has; opening
+        this journal writes the added rows to its file. Raises UsageError, DocumentError: a file of
+        `paths` cannot be used, as for the journal's own file."""
         for path in paths:
             self._joined |= {
                 key: row for key, row in self._read_rows(path) if key not in self._done
@@ -122,11 +122,11 @@ class Journal(JsonLinesFile):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields the key and contents of each row of a file, and checks all headers."""
-        check_first_field(path, next(iter(self.header)))
+        """Yields the key and contents of each row of a journal file, and checks its headers."""
+        check_first_field_name(path, next(iter(self.header)))
         for number, row in enumerate(read_json_lines(path), 1):
             if "command" in row:
-                self._check_header(path, row)
+                self._refuse_changed_settings(path, row)
                 continue
             if number == 1:
                 raise _make_foreign_file_error(path)
@@ -135,11 +135,11 @@ class Journal(JsonLinesFile):
             if wrong := lacks[0] if lacks else describe and describe(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is incomplete: {wrong}",
-                    f"delete line {number}, or choose another --out",
+                    f"delete line {number} of {path}, or choose another file with --out",
                 )
             yield self._make_row_key(row), row
 
-    def _check_header(self, path: Path, header: Row) -> None:
+    def _refuse_changed_settings(self, path: Path, header: Row) -> None:
         for name in self.fixed_fields:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
@@ -158,30 +158,30 @@ class Journal(JsonLinesFile):
 
 
 class OrderedJsonLinesFile(JsonLinesFile):
-    """Result rows, each assigned to a place by the fields "id" and "key". Rows are written as
-    results arrive, and sorted by place when the file is closed or opened again.
-
-    A key may have two parts separated by a point: the first stands for the question, the second for
-    the documents. A row is removed if the documents of its question have changed.
+    """An answers file, in which the fields "id" and "key" of a row (a JSON object) say which
+    question the row answers. Rows are written as answers arrive, and sorted in the order of the
+    questions when the file is closed or opened again. A "key" may be `Q.D`, where Q stands for a
+    question and D for its documents; a row whose question now has other documents is removed.
 
     Args:
-        places: the key and id of the row at each place.
+        row_keys: the "key" and "id" of the row of each question, in the order of the questions.
         retry_failed: whether to remove the rows that have an "error"."""
 
     path: Path
 
     def __init__(
-        self, path: Path, places: Sequence[tuple[str, Any]], *, retry_failed: bool = False
+        self, path: Path, row_keys: Sequence[tuple[str, Any]], *, retry_failed: bool = False
     ) -> None:
         super().__init__(path)
         self.retry_failed = retry_failed
-        self._places = {_identify_place(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        keys = enumerate(row_keys)
+        self._questions = {_make_question_key(key, id): (at, key) for at, (key, id) in keys}
         self._rows: dict[int, dict[str, Any]] = {}
-        """The rows by place, ordered as in the file."""
+        """The rows by the index of their question, ordered as in the file."""
 
     @property
-    def failed_places(self) -> set[int]:
-        """The places (indices of questions) of the rows that have the field "error"."""
+    def failed_question_indices(self) -> set[int]:
+        """Returns the indices of the questions whose row has the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load_rows(self, path: Path) -> None:
@@ -191,7 +191,9 @@ class OrderedJsonLinesFile(JsonLinesFile):
                 raise _make_foreign_file_error(path)
             if self.retry_failed and "error" in row:
                 continue
-            at, key = self._places.get(_identify_place(str(row["key"]), row.get("id")), (-1, ""))
+            at, key = self._questions.get(
+                _make_question_key(str(row["key"]), row.get("id")), (-1, "")
+            )
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers none of the present questions: the questions or "
@@ -205,30 +207,31 @@ class OrderedJsonLinesFile(JsonLinesFile):
             _rewrite_file(path, self._rows.values())
 
     def _rewrite_before_unlocking(self, path: Path) -> None:
-        """Sorts the rows of the file by place, if the disk has space for a sorted copy."""
+        """Sorts answers in the order of the questions, if the disk has space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def read_result_rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
-        check_first_field(path, "id")
+        check_first_field_name(path, "id")
         try:
             yield from read_json_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, OUT_HINT) from error
 
-    def has_row(self, place: int) -> bool:
-        return place in self._rows
+    def has_row(self, question_index: int) -> bool:
+        return question_index in self._rows
 
-    def add_row(self, place: int, row: dict[str, Any]) -> None:
-        """Appends the row of a place without a row. Raises ResourceError, DocumentError."""
+    def add_row(self, question_index: int, row: dict[str, Any]) -> None:
+        """Appends the answer to a question that has no row yet. Raises ResourceError,
+        DocumentError."""
         self.append(row)
-        self._rows[place] = row
+        self._rows[question_index] = row
 
 
-def _identify_place(key: str, row_id: Any) -> tuple[str, str]:
-    return key.partition(".")[0], json.dumps(row_id, sort_keys=True)
+def _make_question_key(row_key: str, row_id: Any) -> tuple[str, str]:
+    return row_key.partition(".")[0], json.dumps(row_id, sort_keys=True)
 
 
 def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
@@ -245,8 +248,8 @@ def _write_row(file: FileIO, row: Row) -> None:
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file, without an unfinished last line; a missing file has no
-    objects. Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
+    """Yields the JSON objects of a file, without an unfinished last line; a missing file yields
+    none. Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -259,24 +262,23 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
-                raise DocumentError(
-                    f"{path}, line {number} is not a JSON object", "correct or delete the line"
-                )
+                hint = f"correct or delete line {number} of {path}"
+                raise DocumentError(f"{path}, line {number} is not a JSON object", hint)
             if row:
                 yield row
 
 
-def _parse_json_line(line: bytes) -> Any:
+def _parse_json_line(json_line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(json_line.decode("utf-8"))
     except (ValueError, RecursionError):  # a cut inside a character is a ValueError, too
         return None
 
 
-def check_first_field(path: Path, field: str) -> None:
-    """Raises UsageError if the first row of a file does not begin with `field`. A missing file and
-    an unfinished first row are allowed."""
-    begin = f"{{{json.dumps(field)}: ".encode()
+def check_first_field_name(path: Path, field_name: str) -> None:
+    """Raises UsageError if the first field of a file's first row is not called `field_name`. A
+    missing file and an unfinished first row are allowed."""
+    begin = f"{{{json.dumps(field_name)}: ".encode()
     if path.exists():
         with path.open("rb") as file:
             if not begin.startswith(file.read(len(begin))):
@@ -288,7 +290,7 @@ def _make_foreign_file_error(path: Path) -> UsageError:
 
 
 def _complete_or_remove_last_line(path: Path) -> None:
-    """Removes an unfinished last line of a file, or adds a line break that the last row lacks."""
+    """Adds a missing line break after a file's last JSON object, or removes a cut last line."""
     if not path.exists():
         return
     size, last = 0, b"\n"
@@ -301,11 +303,13 @@ def _complete_or_remove_last_line(path: Path) -> None:
             file.truncate(size - len(last))
 
 
-def _list_changed_settings(old: Any, new: Any, name: str) -> Iterator[str]:
+def _list_changed_settings(old_value: Any, new_value: Any, name: str) -> Iterator[str]:
     """Yields a text such as `window.selected 256 -> 32` for each setting whose value changed."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            yield from _list_changed_settings(old.get(key), new.get(key), f"{name}.{key}")
-    elif old != new:
-        texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old, new)]
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
+        for key in dict.fromkeys([*old_value, *new_value]):
+            yield from _list_changed_settings(
+                old_value.get(key), new_value.get(key), f"{name}.{key}"
+            )
+    elif old_value != new_value:
+        texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old_value, new_value)]
         yield f"{name} {texts[0]} -> {texts[1]}"

@@ -1,5 +1,4 @@
-"""Memory of the machine and of this process, loopback addresses, home folders, and sizes and
-durations as text.
+"""Measures memory, formats sizes and durations, and finds home folders and loopback addresses.
 
 Memory is limited by $ESA_MEMORY_LIMIT and by a container (cgroup v2); `ulimit` is ignored."""
 
@@ -19,16 +18,15 @@ _UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
-def parse_size(text: str, name: str) -> int:
+def parse_size(size_text: str, setting_name: str) -> int:
     """Converts a size such as `8GiB`, `500M` or `123456` to bytes. Raises UsageError: the text is
-    not a size; the message calls the setting `name`."""
+    not a size; the message calls the setting `setting_name`."""
     # Not by pydantic.ByteSize: it takes `1,5GB` as one byte, and does not know `8Gi`.
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(size_text.strip())
     number = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else math.inf
     if math.isinf(number):
-        raise UsageError(
-            f"{name} must be a size, got {text!r}", "give a number of bytes, or a size such as 8GiB"
-        )
+        wrong = f"{setting_name} must be a size, got {size_text!r}"
+        raise UsageError(wrong, "give a number of bytes, or a size such as 8GiB")
     return int(number)
 
 
@@ -38,12 +36,12 @@ def get_memory_limit() -> int | None:
     return parse_size(text, LIMIT) if text.strip() else None
 
 
-def _read_free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns how many bytes a container with a limit may still allocate (cgroup v2), or None."""
+def _read_free_container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Returns how many bytes a container with a limit (cgroup v2) may still allocate, or None."""
     try:
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
     return limit - used + int(stat.get("inactive_file", 0))
@@ -68,7 +66,7 @@ def measure_available_memory(device: str = "cpu") -> int:
 
 
 def measure_peak_memory(device: str = "cpu") -> int:
-    """Returns this process's peak memory in bytes: of all GPUs if `device` is a GPU, else RAM."""
+    """Returns this process's peak memory in bytes, of all GPUs if `device` is a GPU, else RAM."""
     if device.startswith("cuda"):
         import torch
 
@@ -85,8 +83,7 @@ def measure_peak_memory(device: str = "cpu") -> int:
 
 
 def is_out_of_memory_error(error: Exception) -> bool:
-    """Whether an error means that memory was exhausted. For GPUs torch has a class of such errors;
-    for CPUs torch raises a RuntimeError."""
+    """Returns True if an error, such as a RuntimeError of torch, means that memory is exhausted."""
     words = ("can't allocate memory", "not enough memory")
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return named or any(part in str(error) for part in words)

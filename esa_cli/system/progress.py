@@ -1,5 +1,5 @@
-"""Progress callbacks, and shards of a list of work. An exception raised in a callback stops the
-work and propagates to the caller."""
+"""Defines progress callbacks, and shards that divide a list of work among processes. An exception
+raised in a progress callback stops the work and propagates to the caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ model), "import", "save", "load", and "convert" if transformers converts the mod
 
 
 def ignore_stage_progress(stage: str, done: int, total: int | None, /) -> None:
-    """A `StageProgress` callback that shows nothing."""
+    """A `StageProgress` callback that does nothing, for callers that show no progress."""
 
 
 def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
@@ -40,7 +40,7 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
 
 class OnWaitCallback:
     """A callback that is called repeatedly while another process ingests a document. The first call
-    calls `on_first_call`; every call reports to `progress` that 0 of `token_count` are done."""
+    runs `on_first_call`; every call tells `progress` that 0 of `token_count` tokens are done."""
 
     def __init__(
         self, on_first_call: Callable[[], None] | None, progress: Progress | None, token_count: int
@@ -57,7 +57,7 @@ class OnWaitCallback:
 
 @dataclass(frozen=True)
 class WorkShard:
-    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide.
+    """Shard `number`, from 1, of the `count` shards into which processes divide a list of work.
     Each item of the list belongs to exactly one shard."""
 
     number: int = 1
@@ -67,13 +67,13 @@ class WorkShard:
         return f"{self.number}/{self.count}"
 
     @classmethod
-    def parse(cls, text: str | None) -> WorkShard:
+    def parse(cls, shard_text: str | None) -> WorkShard:
         """Parses a shard such as "3/16"; None means the whole list of work. Raises UsageError."""
-        match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text or "1/1")
-        shard = cls(int(match[1]), int(match[2])) if match and text != "" else cls(0)
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", shard_text or "1/1")
+        shard = cls(int(match[1]), int(match[2])) if match and shard_text != "" else cls(0)
         if not 1 <= shard.number <= shard.count:
             raise UsageError(
-                f"--shard must be K/N with K from 1 to N, got {text!r}",
+                f"--shard must be K/N with K from 1 to N, got {shard_text!r}",
                 "for example, give --shard 3/16 to the third of sixteen processes",
             )
         return shard
@@ -89,7 +89,7 @@ class WorkShard:
 
     def select_contiguous_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """Returns the items of this shard as one slice of the list, for lists whose neighbouring
-        items share work. The slices of different shards differ in length by at most one item."""
+        items share work. The slices of all shards differ in length by at most one item."""
         begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))
         return items[begin:end]
 

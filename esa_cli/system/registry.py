@@ -1,5 +1,5 @@
-"""Tables from names to values, one table for each kind of part (selectors, recipes, readers, ...),
-which also record where each value was defined."""
+"""Registers selectors, recipes, readers and other parts by name, one table for each kind of part,
+and records which module or plugin file defines each part."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
-    def add(self, name: str, value: T, definition: object) -> None:
-        """Registers the value of a class or function `definition`, also when its module is
-        reloaded. Raises PluginError: another definition uses the name."""
-        origin = find_origin_of_definition(definition)
-        qualname = str(getattr(definition, "__qualname__", name))
+    def add(self, name: str, value: T, class_or_function: object) -> None:
+        """Registers `value` under `name`; the same class or function may register again, as on
+        reloading a module. Raises PluginError: another class or function uses the name."""
+        origin = find_origin_of_definition(class_or_function)
+        qualname = str(getattr(class_or_function, "__qualname__", name))
         taken = self._entries.get(name)
         if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
             raise PluginError(
@@ -61,9 +61,9 @@ class Registry(Generic[T]):
         return self._entries[name].origin
 
 
-def find_origin_of_definition(definition: object) -> str:
-    """Returns the module that defines a class or function, or the path of the plugin file."""
-    module = str(getattr(definition, "__module__", ""))
+def find_origin_of_definition(class_or_function: object) -> str:
+    """Returns the module, or the path of the plugin file, that defines a class or function."""
+    module = str(getattr(class_or_function, "__module__", ""))
     if module.startswith(PLUGIN_PREFIX):
         return str(getattr(sys.modules.get(module), "__file__", module))
     return module
@@ -82,8 +82,8 @@ def remove_entries_of_origin(origin: str) -> None:
 
 
 def suggest_name(unknown_name: str, known_names: Iterable[str], prefix: str = "") -> str:
-    """Returns a hint for an unknown name: 'did you mean X?' with a similar known name, preceded by
-    `prefix`; without a similar name, the list of all known names, or the three nearest."""
+    """Returns a hint for an unknown name: 'did you mean X?' with `prefix` and the most similar
+    known name; or else a list of all known names, or of the three nearest."""
     names = sorted(known_names)
     close = difflib.get_close_matches(unknown_name, names, n=1)
     if close:

@@ -1,4 +1,4 @@
-"""Strict parsing of JSON and YAML, which refuses duplicate keys, and writing of YAML."""
+"""Parses JSON and YAML strictly, so that duplicate keys are errors, and writes YAML."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def load_json(text: str) -> Any:
     number is not finite. RecursionError: the text is nested too deeply."""
     return json.loads(
         text,
-        object_pairs_hook=_make_unique_object,
+        object_pairs_hook=_refuse_duplicate_keys,
         parse_constant=_parse_finite_number,
         parse_float=_parse_finite_number,
     )
 
 
-def _make_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
+def _refuse_duplicate_keys(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(key_value_pairs)
+    if len(values) < len(key_value_pairs):
         raise ValueError("a key occurs twice")
     return values
 
@@ -42,9 +42,9 @@ def _parse_finite_number(digits: str) -> float:
 
 
 @cache
-def _strict_yaml_loader() -> type[yaml.SafeLoader]:
-    """Returns a YAML loader that refuses duplicate keys and numbers too long to be printed. YAML's
-    own loader would silently use the last value of a duplicate key."""
+def _make_strict_yaml_loader() -> type[yaml.SafeLoader]:
+    """Returns a YAML loader that refuses duplicate keys and numbers too long to be printed. The
+    loader of PyYAML would silently use the last value of a duplicate key."""
     import yaml
 
     class StrictYamlLoader(yaml.SafeLoader):
@@ -76,7 +76,7 @@ def load_yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, _strict_yaml_loader())
+        return yaml.load(text, _make_strict_yaml_loader())
     except yaml.YAMLError:
         raise
     except Exception as error:
@@ -84,7 +84,7 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(data: Any) -> str:
-    """Returns data as YAML, with keys in their given order and with line breaks of texts."""
+    """Returns data as YAML that keeps the order of keys and the line breaks inside texts."""
     import yaml
 
     class TextBlockDumper(yaml.SafeDumper):

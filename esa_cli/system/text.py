@@ -1,13 +1,12 @@
-"""What is computed from a text without a model: its digest, its content words, and BM25 scores.
+"""Computes digests, content words and BM25 scores of texts, without a model.
 
-Content words are stems, and texts, questions and names share one normal form of words: it has no
-case, no accents, no Unicode compatibility characters (NFKC), only ASCII apostrophes, and no vowel
-marks of Arabic and Hebrew. An elided article (`l'Italie`) is separated from its noun; in languages
-other than English, words are divided at every apostrophe (`Ankara'da`). Words are stemmed in the
-language of their text, where Snowball supports the language, both with and without accents. The
-most frequent words of a language are left out, since otherwise every passage would share a word
-with the question. Scripts without spaces between words (Chinese, Japanese, Thai) yield pairs of
-adjacent characters."""
+Content words are stems in lower case, without accents, Unicode compatibility characters (NFKC) and
+vowel marks of Arabic and Hebrew, and with ASCII apostrophes. An elided article (`l'Italie`) is
+separated from its noun; in languages other than English, words are divided at every apostrophe
+(`Ankara'da`). Words are stemmed in the language of their text, where Snowball supports the
+language, both with and without accents. The most frequent words of a language are left out, since
+otherwise every passage would share a word with the question. In scripts without spaces between
+words (Chinese, Japanese, Thai), pairs of adjacent characters are the content words."""
 
 from __future__ import annotations
 
@@ -66,14 +65,14 @@ K1, B = 1.5, 0.75
 """The usual parameters of BM25: k1 saturates a word's count, and b weighs a text's length."""
 
 
-def text_bytes(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """Encodes a text in UTF-8; a lone surrogate, which UTF-8 forbids, becomes three bytes."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def text_digest(text: str) -> str:
+def digest_text(text: str) -> str:
     """Returns the SHA-256 of a text as 64 hexadecimal digits."""
-    return hashlib.sha256(text_bytes(text)).hexdigest()
+    return hashlib.sha256(encode_text(text)).hexdigest()
 
 
 def has_lone_surrogate(text: str) -> bool:
@@ -95,14 +94,14 @@ def replace_lone_surrogates(value: Any) -> Any:
 
 @cache
 def load_function_words() -> dict[str, list[str]]:
-    """Returns the most frequent words, such as articles, of each language that is known."""
+    """Returns, for each known language, its most frequent words, such as articles."""
     paragraphs = _FUNCTION_WORDS.read_text("utf-8").split("\n\n")[1:]
     return {words[0]: words[1:] for words in map(str.split, paragraphs)}
 
 
 @cache
 def _compile_letter_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Returns patterns of a run of letters and apostrophes, and of a letter with its accents."""
+    """Returns patterns that match a run of letters and apostrophes, and a letter with accents."""
     marks = _JOINERS + "".join(
         letter
         for first, last in _MARKS
@@ -156,17 +155,17 @@ def _normalise_word(word: str) -> str:
     return "".join(c for c in letters if c.isalnum() or c == "'" or _is_combining_mark(c))
 
 
-def _is_combining_mark(letter: str) -> bool:
-    return unicodedata.category(letter)[0] == "M"
+def _is_combining_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M"
 
 
 def _normalise_without_accents(word: str) -> str:
     return _remove_accents(_normalise_word(word))
 
 
-def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
-    """Replaces a text's apostrophes by ASCII ones and its underscores by spaces, which keeps its
-    length. Returns the text and the pattern that finds its runs of letters and apostrophes."""
+def _unify_signs_and_choose_pattern(text: str) -> tuple[str, re.Pattern[str]]:
+    """Returns the text with ASCII apostrophes, and with spaces for underscores, in the same length;
+    and the regular expression that finds runs of letters and apostrophes in the text."""
     if text.isascii():
         return text, _RUN_OF_ASCII
     for sign in _APOSTROPHES:
@@ -175,14 +174,14 @@ def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
 
 
 class _ContentWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A cache from a run of letters to its content words, as (first character, end, stem)."""
+    """A cache that maps a run of letters to (first character, end, stem) of its content words."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
         self._language = language
 
     def __missing__(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        terms = tuple(_find_words_in_run(run, self._language))
+        terms = tuple(_find_words_in_letter_run(run, self._language))
         if len(run) <= CACHED_LETTERS:  # longer ones hardly come again
             if len(self) >= CACHED_RUNS:
                 self.clear()
@@ -195,7 +194,7 @@ def _get_words_cache(language: str) -> _ContentWordsCache:
     return _ContentWordsCache(language)
 
 
-def _find_words_in_run(run: str, language: str) -> Iterator[tuple[int, int, str]]:
+def _find_words_in_letter_run(run: str, language: str) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words in a run of letters. In scripts
     without spaces, pairs of adjacent characters are the content words."""
     if run.isascii() and "'" not in run:
@@ -203,7 +202,7 @@ def _find_words_in_run(run: str, language: str) -> Iterator[tuple[int, int, str]
         return
     done = 0
     for spaceless in _SPACELESS.finditer(run):
-        yield from _find_spaced_words(run, done, spaceless.start(), language)
+        yield from _find_words_between_spaces(run, done, spaceless.start(), language)
         first, done = spaceless.span()
         if spaceless[0].isalnum() and unicodedata.is_normalized("NFKC", spaceless[0]):
             for at in range(first, max(first + 1, done - 1)):
@@ -213,15 +212,15 @@ def _find_words_in_run(run: str, language: str) -> Iterator[tuple[int, int, str]
         pairs = zip(letters[: max(1, len(letters) - 1)], letters[1:] or letters, strict=True)
         for (first, _), (_, end) in pairs:
             yield first, end, _normalise_word(run[first:end])
-    yield from _find_spaced_words(run, done, len(run), language)
+    yield from _find_words_between_spaces(run, done, len(run), language)
 
 
-def _find_spaced_words(
-    run: str, start: int, end: int, language: str
+def _find_words_between_spaces(
+    letter_run: str, start: int, end: int, language: str
 ) -> Iterator[tuple[int, int, str]]:
-    """Yields (first character, end, stem) of the content words in the characters [start, end) of a
-    run of letters, whose script has spaces between words."""
-    for word in _WORD.finditer(run, start, end):
+    """Yields (first character, end, stem) of the content words in `letter_run[start:end]`, a part
+    whose script has spaces between words."""
+    for word in _WORD.finditer(letter_run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
             while len(parts) > 1 and _normalise_without_accents(parts[0]) in _ELIDED:
@@ -233,8 +232,8 @@ def _find_spaced_words(
 
 
 def _list_stems_of_word(word: str, language: str) -> Iterable[str]:
-    """Returns a word's stem, and the stem of the word without accents if the two differ, so that
-    questions with and without accents find the word. Returns nothing for a frequent word."""
+    """Returns the stem of a word, and the stem of the word without accents if it differs, so that
+    questions with and without accents find the word; frequent words have no stem."""
     folded = _normalise_word(word)
     plain = _remove_accents(folded)
     if not plain or plain in _find_stop_words(language):
@@ -251,7 +250,7 @@ def detect_language(text: str) -> str:
     do not clearly belong to another language."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
-    sample, pattern = _prepare_text_and_pattern(sample)
+    sample, pattern = _unify_signs_and_choose_pattern(sample)
     counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
     votes, known = Counter[str](), _map_words_to_languages()
     for word, count in counts.items():
@@ -265,7 +264,7 @@ def detect_language(text: str) -> str:
 def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of `text`, in text order. A word
     with accents may have two stems, one after the other."""
-    (text, pattern), terms = _prepare_text_and_pattern(text), _get_words_cache(language)
+    (text, pattern), terms = _unify_signs_and_choose_pattern(text), _get_words_cache(language)
     for run in pattern.finditer(text):
         start = run.start()
         for first, end, stem in terms[run[0]]:
@@ -274,7 +273,7 @@ def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[i
 
 def find_content_words(text: str, language: str = ENGLISH) -> list[str]:
     """Returns the stems of the content words of `text`, in text order."""
-    (text, pattern), terms = _prepare_text_and_pattern(text), _get_words_cache(language)
+    (text, pattern), terms = _unify_signs_and_choose_pattern(text), _get_words_cache(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 
@@ -309,14 +308,14 @@ def compute_digest_of_word_rules() -> str:
 
 
 class Bm25Index:
-    """BM25 scores of texts whose words are numbers, computed for every word when the index is made.
+    """An index that computes BM25 scores of texts for questions; words are given as numbers, and
+    the scores of every word are computed when the index is made.
 
-    The score of a text d for a question with the words w, where a repeated word counts repeatedly:
-
-        score(d) = sum over w of idf(w) * tf(w, d) / (tf(w, d) + k1 * (1 - b + b * |d| / mean |d|))
-        idf(w)   = ln(1 + (n - df(w) + 1/2) / (df(w) + 1/2))   n texts, df(w) of them with the word
-
-    The scores equal those of the library bm25s bit for bit.
+    For a question with the words w, a text d, one of n texts, has the score(d) = sum over w of
+    idf(w) * tf(w, d) / (tf(w, d) + k1 * (1 - b + b * |d| / mean |d|)), where tf(w, d) counts w in
+    d, |d| is the number of words of d, idf(w) = ln(1 + (n - df(w) + 1/2) / (df(w) + 1/2)), and
+    df(w) is the number of texts with w. A word that the question repeats counts repeatedly, and the
+    scores equal those of the library bm25s bit for bit.
 
     Args:
         ids: (n,) the word numbers of all texts, one text after the other, below `vocabulary`.
@@ -344,21 +343,21 @@ class Bm25Index:
         self._scores = scores.astype(numpy.float32)
 
     @classmethod
-    def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
-        """Builds the index of texts, each given as a list of the numbers of its words."""
+    def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocab_size: int) -> Bm25Index:
+        """Builds the index of texts, each given as a list of word numbers below `vocab_size`."""
         import numpy
 
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
-        return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocabulary)
+        return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocab_size)
 
-    def compute_scores(self, word_numbers: Sequence[int]) -> Tensor:
-        """Returns the BM25 scores of the texts for a question's words, (texts,) float32; a text
-        without any of these words has the score 0."""
+    def compute_scores(self, question_words: Sequence[int]) -> Tensor:
+        """Returns the BM25 scores of the texts for the words of a question, (texts,) float32; a
+        text without any of the words has the score 0."""
         import numpy
         import torch
 
         out = numpy.zeros(self._count, dtype=numpy.float32)
-        for word in word_numbers:
+        for word in question_words:
             own = slice(self._ends[word], self._ends[word + 1])
             out[self._texts[own]] += self._scores[own]
         return torch.from_numpy(out)

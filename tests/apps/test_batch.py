@@ -154,7 +154,7 @@ def test_a_bad_line_has_an_error_and_the_others_go_on(write: Write, tmp_path: Pa
         assert f"line {number}: " in row["error"]
         assert "answer" not in row
     assert (good["answer"], last["answer"]) == ("You asked: 1", "You asked: 2")
-    assert answers.failed_places == set(range(1, 1 + len(BAD)))
+    assert answers.failed_question_indices == set(range(1, 1 + len(BAD)))
     assert [Path(source).name for source in asker.ingested] == ["a.txt"]
 
 
@@ -169,7 +169,7 @@ def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -
     assert "gone.txt" in found[1]["error"]
     assert (found[2]["error"], found[2]["hint"]) == ("no room", "buy some")
     assert found[3]["answer"] == "You asked: 4"
-    assert answers.failed_places == {0, 1, 2}
+    assert answers.failed_question_indices == {0, 1, 2}
     with pytest.raises(RuntimeError):
         go(asker, write(*asked, q("5", "a.txt")), out)
     assert len(rows(out)) == 4, "what is no mistake of a question ends the run"
@@ -365,7 +365,7 @@ def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
     assert "has no text" in found[1]["error"], "nothing of the pattern can be read"
     assert "has no text" in found[2]["error"], "it was named"
     assert found[3]["answer"] == "You asked: 4"
-    assert answers.failed_places == {1, 2}
+    assert answers.failed_question_indices == {1, 2}
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:

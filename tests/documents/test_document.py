@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sample_files as make
 
-from esa_cli.documents.document import Document, join_documents, read_document, read_documents
+from esa_cli.documents.document import Document, join_texts, read_document, read_documents
 from esa_cli.documents.readers.plain_text import is_probably_cp1252
 from esa_cli.errors import DocumentError, UsageError
 
@@ -135,14 +135,14 @@ def test_several(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     one, two = write(tmp_path, b"one"), write(tmp_path, b"two\n", "b.md")
     same = write(tmp_path / "other", b"three\n")
-    assert join_documents(read_documents([str(one)])) == "one"
-    text = join_documents(read_documents([str(one), str(two)]))
+    assert join_texts(read_documents([str(one)])) == "one"
+    text = join_texts(read_documents([str(one), str(two)]))
     assert text == (
         "===== Document 1 of 2: doc.txt =====\n\none\n\n===== Document 2 of 2: b.md =====\n\ntwo\n"
     )
-    assert f"Document 2 of 2: {same} =" in join_documents(read_documents([str(one), str(same)]))
+    assert f"Document 2 of 2: {same} =" in join_texts(read_documents([str(one), str(same)]))
     odd = Document("a\udcff.txt", "three", "a\udcff.txt", "utf-8", 5)
-    assert "Document 2 of 2: a?.txt =" in join_documents([odd, odd]), "a name that is not UTF-8"
+    assert "Document 2 of 2: a?.txt =" in join_texts([odd, odd]), "a name that is not UTF-8"
     for names in ([], ["-", "-"]):
         with pytest.raises(UsageError):
             read_documents(names)

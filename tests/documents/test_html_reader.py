@@ -7,7 +7,7 @@ from reader_checks import chapters, text_of
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
-from esa_cli.documents.readers.html_reader import parse_html, write_html
+from esa_cli.documents.readers.html_reader import parse_html, write_html_text
 
 
 def html(body: str) -> ExtractedText:
@@ -124,5 +124,5 @@ def test_xhtml_is_read_as_xml() -> None:
 def test_formulas(formula: str, expected: str) -> None:
     root = parse_html(f"<math>{formula}</math>", "a")
     out = TextBuilder()
-    write_html(root, out)
+    write_html_text(root, out)
     assert out.result().text == expected + "\n"

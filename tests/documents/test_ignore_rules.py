@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from esa_cli.documents.sources import MAX_IGNORE_BYTES, IgnoreRules, find_readable_files
+from esa_cli.documents.sources import MAX_IGNORE_BYTES, GitignoreRules, find_readable_files
 
 PARTS = (
     "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "]", "[ab]",
@@ -73,8 +73,8 @@ def read_by_git(root: Path) -> set[str]:
 )
 def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
     (tmp_path / ".gitignore").write_text(line)
-    rules, start = IgnoreRules(str(tmp_path)), time.process_time()
-    assert not rules.is_ignored(str(tmp_path / name), folder=False)
+    rules, start = GitignoreRules(str(tmp_path)), time.process_time()
+    assert not rules.is_ignored(str(tmp_path / name), is_folder=False)
     assert time.process_time() - start < 1
 
 
@@ -95,4 +95,4 @@ def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / ".gitignore").write_text("a/\n")
     (tmp_path / "a" / ".gitignore").write_text("!*\n")
-    assert IgnoreRules(str(tmp_path / "a" / "b")).is_ignored(str(tmp_path / "a/b/c"), folder=False)
+    assert GitignoreRules(f"{tmp_path}/a/b").is_ignored(f"{tmp_path}/a/b/c", is_folder=False)

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.documents.document import LONGEST, Sentences, find_sentence_ends, strip_text_span
+from esa_cli.documents.document import LONGEST, SentenceSplitter, find_sentence_ends, strip_span
 
 
 def pieces(text: str) -> list[str]:
     """Every distinct piece, in order; each character gives the piece it stands in."""
-    sentences, spans = Sentences(text), []
+    sentences, spans = SentenceSplitter(text), []
     for at in range(len(text)):
         span = sentences.find_sentence_around(at)
         if span[0] < span[1] and span not in spans:
@@ -108,7 +108,7 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     last = text.find("\n\n", first)
     edges = [first, *find_sentence_ends(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return strip_text_span(text, edges[place - 1], edges[place])
+    return strip_span(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:
@@ -117,6 +117,6 @@ def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds
         text = "".join(
             dice.choices(["\n", "\n\n", "A b. ", "c d ", ".", "E"], k=dice.randint(0, 30))
         )
-        found = Sentences(text)
+        found = SentenceSplitter(text)
         for at in dice.sample(range(len(text)), len(text)):
             assert found.find_sentence_around(at) == plain_around(text, at), (text, at)

@@ -11,13 +11,13 @@ import pytest
 import sample_files as make
 
 from esa_cli.documents import sources
-from esa_cli.documents.document import gather, source_files
+from esa_cli.documents.document import find_files, gather_documents
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
-    found = source_files(names)
+    found = find_files(names)
     for left_out in found.left_out:
-        say(left_out.line)
+        say(left_out.message)
     return list(found.paths)
 
 
@@ -94,17 +94,17 @@ def test_a_path_that_exists_is_itself(tree: Path) -> None:
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
     (tree / "docs" / "same.txt").write_bytes(b"a")
-    found = gather(source_files(["docs/a.txt", "docs", "docs/*.txt", "other"]))
+    found = gather_documents(find_files(["docs/a.txt", "docs", "docs/*.txt", "other"]))
     assert [d.source for d in found.documents] == [
         "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/same.txt", "docs/deep/keep.log",
         "docs/deep/wide.txt", "docs/deep/er/c.py", "other/d.txt",
     ]  # fmt: skip
-    folder, pattern, scan = [one.as_dict() for one in found.left_out]
+    folder, pattern, scan = [one.to_dict() for one in found.left_out]
     assert folder["source"] == "docs"
     assert "2 binary" in folder["why"]
     assert pattern == {"source": "docs/*.txt", "why": "1 empty (docs/empty.txt)"}
     assert scan["source"] == "docs/scan.pdf"
-    once = found.without_copies()
+    once = found.remove_repeated_texts()
     assert [d.source for d in once.documents] == [
         d.source for d in found.documents if d.source != "docs/same.txt"
     ]

@@ -20,7 +20,7 @@ from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.disk import MARKER
 from esa_cli.system import files as system_files
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]
 
@@ -67,7 +67,7 @@ def test_documents_come_go_and_change(library: Library) -> None:
 @pytest.mark.parametrize("damage", ["cut", "empty", "flips", "missing", "folder", "begun"])
 def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> None:
     """Records of synchronised folders come from their own file, whatever happens to it."""
-    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
+    record = FileRecord("/town/a.txt", "1", digest_text(TEXTS[0]), 3, folder="/town")
     wanted = library.entries()
     make_catalogue(library)
     with library.open_catalogue() as catalogue:
@@ -133,7 +133,7 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     make_catalogue(library)
     inode = (library.root / NAME).stat().st_ino
     path, text = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), "one \udce9 harp"
-    record = FileRecord(path, "1", text_digest(text), 3, why=path, folder=str(tmp_path))
+    record = FileRecord(path, "1", digest_text(text), 3, why=path, folder=str(tmp_path))
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
         catalogue.texts.add_text(text, record.digest)
         catalogue.files.store_record(record)
@@ -178,11 +178,11 @@ def add_texts(library: Library, count: int) -> None:
     texts = (f"{text} {number}" for number in range(count) for text in TEXTS)
     with library.open_catalogue() as catalogue:
         add = catalogue.texts.add_text
-        catalogue.write_changes_in_batches(partial(add, one, text_digest(one)) for one in texts)
+        catalogue.write_changes_in_batches(partial(add, one, digest_text(one)) for one in texts)
 
 
 def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:
-    digest = text_digest(TEXTS[0])
+    digest = digest_text(TEXTS[0])
 
     def use(number: int) -> int:
         record, lost = FileRecord(f"/town/{number}.txt", "1", digest, 3), 0
@@ -231,7 +231,7 @@ def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
 ) -> None:
     make_catalogue(library)
     real, path, before = os.open, library.root / NAME, (library.root / NAME).read_bytes()
-    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[1]), 3)
+    record = FileRecord("/town/a.txt", "1", digest_text(TEXTS[1]), 3)
 
     def refuse(place: Path, flags: int, *more: int) -> int:
         if place == path:
@@ -260,7 +260,7 @@ def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
     there, gone, synced = (str(tmp_path / name) for name in ("there", "gone", "synced"))
     Path(there).write_text("", "utf-8")
     records = [
-        FileRecord(path, "1", text_digest(text), 1, folder=folder)
+        FileRecord(path, "1", digest_text(text), 1, folder=folder)
         for path, text, folder in zip((gone, synced, there), TEXTS, ("", "/town", ""), strict=True)
     ]
     with library.open_catalogue() as catalogue, catalogue.run_transaction():

@@ -17,7 +17,7 @@ from esa_cli.storage.library import Catalogue, FileRecord, Layout, Library, Libr
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.stored_cache import KVCacheWriter
 from esa_cli.system import files
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
     draw, library = random.Random(seed), Library(tmp_path / "library")
     folder = tmp_path / "town"
     folder.mkdir()
-    digests = {text: text_digest(text) for text in "abc"}
+    digests = {text: digest_text(text) for text in "abc"}
     records = list[FileRecord]()
     with library.open_catalogue() as catalogue:
         for at in range(draw.randint(0, 4)):

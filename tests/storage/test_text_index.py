@@ -11,7 +11,7 @@ import pytest
 
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE_TEXT_WEIGHT
-from esa_cli.system.text import find_content_words, text_digest
+from esa_cli.system.text import digest_text, find_content_words
 
 WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "zen") for b in ("lag", "rond", "fip", "dor")]
 
@@ -23,7 +23,7 @@ def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
 
 
 def add(catalogue: Catalogue, *texts: str) -> list[str]:
-    digests = [text_digest(text) for text in texts]
+    digests = [digest_text(text) for text in texts]
     with catalogue.run_transaction():
         for text, digest in zip(texts, digests, strict=True):
             catalogue.texts.add_text(text, digest)
@@ -44,7 +44,7 @@ def plain_scores(texts: list[str], question: str) -> dict[str, float]:
     for text in texts:
         words = find_content_words(text)
         passages += [
-            (text_digest(text), words[at : at + PASSAGE_WORDS])
+            (digest_text(text), words[at : at + PASSAGE_WORDS])
             for at in range(0, len(words), PASSAGE_WORDS)
         ]
     count = len(passages)
@@ -81,8 +81,8 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
     add(catalogue, *texts, *others)
     with catalogue.run_transaction():
         for text in others:
-            catalogue.texts.remove_text(text_digest(text))
-        catalogue.texts.remove_text(text_digest("was never there"))
+            catalogue.texts.remove_text(digest_text(text))
+        catalogue.texts.remove_text(digest_text("was never there"))
     found = catalogue.texts.rank_texts("zendor mifip")
     assert {one.digest: one.score for one in found} == pytest.approx(
         plain_scores(texts, "zendor mifip")

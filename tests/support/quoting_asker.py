@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_asker import FakeAsker
 
-from esa_cli.documents.document import Sentences
+from esa_cli.documents.document import SentenceSplitter
 from esa_cli.qa.answering.reply import NOT_TOLD, HeatMap, Quotation, Reply, ShadedSpan, Turn
 from esa_cli.qa.finding.passage import Passage
 
@@ -60,7 +60,7 @@ class QuotingAsker(FakeAsker):
 
 
 def _sentences(document: Any, words: set[str]) -> list[Passage]:
-    out, at, sentences = [], 0, Sentences(document.text)
+    out, at, sentences = [], 0, SentenceSplitter(document.text)
     while at < len(document.text):
         start, end = sentences.find_sentence_around(at)
         text = document.text[start:end]

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError
-from esa_cli.system.files import convert_writing_errors, replace_atomically, write_atomically
+from esa_cli.system.files import convert_writing_errors, replace_atomically, write_text_atomically
 
 PLACE = Path("some") / "file"
 
@@ -38,7 +38,7 @@ def test_a_failed_write_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk.md"
-    write_atomically(path, "before é")
+    write_text_atomically(path, "before é")
     assert path.read_text("utf-8") == "before é"
 
     def full(file: int) -> None:
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_what_was_there(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, "after")
+        write_text_atomically(path, "after")
     assert path.read_text("utf-8") == "before é"
     assert [one.name for one in tmp_path.iterdir()] == ["talk.md"]
 

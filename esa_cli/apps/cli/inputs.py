@@ -12,7 +12,7 @@ from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import has_lone_surrogate
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import GatheredDocuments, SourceFiles
+    from esa_cli.documents.document import GatheredDocuments, InputFiles
 
 SAVE_INPUT = "save the text of standard input to a file"
 Line = str | UsageError
@@ -54,9 +54,9 @@ def read_documents(
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
         DocumentError: a named document cannot be read."""
-    from esa_cli.documents.document import select_files_of_shard, source_files
+    from esa_cli.documents.document import find_files, select_files_of_shard
 
-    files = source_files(document_names)
+    files = find_files(document_names)
     if not shard.is_whole_list:
         if "-" in document_names:
             raise UsageError("--shard cannot divide standard input (-)", SAVE_INPUT)
@@ -65,13 +65,13 @@ def read_documents(
     return read_files(files, reporter)
 
 
-def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
+def read_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
     """Reads files as documents, each text once, and warns of files that are left out."""
-    from esa_cli.documents.document import gather
+    from esa_cli.documents.document import gather_documents
 
-    gathered = gather(files).without_copies()
+    gathered = gather_documents(files).remove_repeated_texts()
     for left_out in gathered.left_out:
-        reporter.warn(f"esa: {left_out.line}")
+        reporter.warn(f"esa: {left_out.message}")
     return gathered
 
 

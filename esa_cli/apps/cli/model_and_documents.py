@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
-from esa_cli.documents.sources import SourceFiles
+from esa_cli.documents.sources import InputFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
@@ -37,7 +37,7 @@ from esa_cli.qa.opening import CheckedPreset, check_before_loading
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Catalogue, Library, LibraryEntry
 from esa_cli.system.machine import format_size, get_memory_limit
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -172,7 +172,7 @@ class QuestionDocuments:
 
     def __init__(
         self,
-        files: SourceFiles,
+        files: InputFiles,
         library: Library,
         reporter: Reporter,
         stack: ExitStack,
@@ -187,7 +187,7 @@ class QuestionDocuments:
         self._candidates: dict[str, LibraryText] = {}  # by the digests of their texts
         self.searched = 0
         """How many documents were searched for the last question; 0 if all of them were opened."""
-        named = SourceFiles(tuple(one for one in files.sources if not one.pattern), files.left_out)
+        named = InputFiles(tuple(one for one in files.sources if not one.pattern), files.left_out)
         file_paths = [path for path in files.paths if path not in set(named.paths)]
         asks_library = in_library and library.exists
         if asks_library or (limit is not None and len(file_paths) > limit):
@@ -361,7 +361,7 @@ class LazyPassageFinder:
         if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._lazily_loaded_esa.ingest(document)
-            elif text_digest(document.text) in self._indexed_text_digests:
+            elif digest_text(document.text) in self._indexed_text_digests:
                 book = self._lazily_loaded_esa.find(document)
         if book is not None:
             return book

@@ -29,7 +29,7 @@ from esa_cli.qa.ingestion.library_texts import (
 )
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
-from esa_cli.system.text import has_lone_surrogate, text_bytes
+from esa_cli.system.text import encode_text, has_lone_surrogate
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -144,7 +144,7 @@ class AllowedDocuments:
             return {}
         found = {}
         for text in load_library_texts(self.library).texts:
-            digits = hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
+            digits = hashlib.blake2b(encode_text(text.path), digest_size=6).hexdigest()
             id = STORED + (text.entries[0].id if text.entries else digits)
             found[id] = RequestableDocument(id, text=text)
         return found
@@ -252,7 +252,7 @@ class AllowedDocuments:
             found = FoundFiles()
             try:
                 found = find_readable_files(str(folder))
-                lines = [rest.line for rest in found.summarise_left_out(str(folder))]
+                lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
             except DocumentError as error:
                 lines = [f"{error.message}; {error.hint}"]
             left_out += [line.replace(str(folder), folder.name) for line in lines]

@@ -37,6 +37,6 @@ def extract_text(data: bytes, name: str) -> ExtractedText:
     if not extracted.text or extracted.text.isspace():
         raise DocumentError(
             f"{label_document(name)} is {reader.what} without text, or with white space alone",
-            "save it as a PDF and add text by OCR: ocrmypdf in.pdf text.pdf",
+            "save the document as a PDF and add text by OCR: ocrmypdf in.pdf text.pdf",
         )
     return extracted

@@ -1,17 +1,17 @@
-"""Reads Word documents (docx): paragraphs, tables, notes and numbered headings as chapters.
+"""Reads paragraphs, tables and notes of Word documents (docx); numbered headings become chapters.
 
-The elements are renamed to HTML elements, which the HTML reader writes. python-docx omits numbers
-of headings and lists, notes, restarts of page numbers, and text in content controls, text boxes and
-tracked insertions. Deleted text is left out; headers, footers and comments are reported.
-"""
+The elements of Word are renamed to HTML elements, whose text the HTML reader extracts. The library
+python-docx is not used: it omits numbers of headings and lists, notes, restarts of page numbers,
+and text in content controls, text boxes and tracked insertions. Deleted text is left out; headers,
+footers and comments are left out and reported as missing."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
 
-from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
+from esa_cli.documents.readers.html_reader import parse_html, write_html_text
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -34,12 +34,12 @@ _ROMAN = (
 def read_docx(data: bytes, name: str) -> ExtractedText:
     """Reads the running text of a Word document."""
     parts, out, missing = ZipParts(data, name), TextBuilder(), []
-    root, etree = parts.parse_xml("word/document.xml"), import_optional("lxml.etree", "lxml", name)
+    root, etree = parts.parse_xml("word/document.xml"), import_library("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
-    converter = _WordConverter(parts, root)
+    converter = _WordToHtmlConverter(parts, root)
     out.page = converter.page
     converter.convert_elements_to_html(root)
-    write_html(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
+    write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
     if any(parts.parse_xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
@@ -50,24 +50,24 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     return out.result(missing)
 
 
-def _find_children(root: Any, tag: str) -> list[Any]:
-    """Returns the elements with a tag directly below a root; an empty list for a root of None."""
-    return [] if root is None else root.findall(f"{W}{tag}")
+def _find_children(parent: Any, tag: str) -> list[Any]:
+    """Returns the elements with a tag directly below a parent, which may be None."""
+    return [] if parent is None else parent.findall(f"{W}{tag}")
 
 
-def _read_val(element: Any, path: str) -> str | None:
+def _read_value(element: Any, path: str) -> str | None:
     """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
 
 
-def _parse_number(text: str | None, default: int) -> int:
+def _parse_whole_number(text: str | None, default: int) -> int:
     """Parses a whole number, and returns the default for any other text."""
     return int(text) if text and text.isdecimal() else default
 
 
 class _ParagraphStyle(NamedTuple):
-    """A paragraph style of headings, of lines of a table of contents, or of the items of a list."""
+    """Says whether a paragraph style of Word is for headings, lists or a table of contents."""
 
     heading: bool = False
     list: str | None = None
@@ -80,16 +80,16 @@ def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
     elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
     styles = {}
     for name, element in elements.items():
-        contents = (_read_val(element, "name") or "").lower().startswith("toc ")
+        contents = (_read_value(element, "name") or "").lower().startswith("toc ")
         outline = number = level = None
         for _ in range(_MAX_STYLES):
             if element is None:
                 break
-            heading = re.fullmatch(r"heading ([1-9])", (_read_val(element, "name") or "").lower())
-            outline = outline or _read_val(element, "pPr/outlineLvl") or (heading and heading[1])
-            number = number or _read_val(element, "pPr/numPr/numId")
-            level = level or _read_val(element, "pPr/numPr/ilvl")
-            element = elements.get(_read_val(element, "basedOn") or "")
+            heading = re.fullmatch(r"heading ([1-9])", (_read_value(element, "name") or "").lower())
+            outline = outline or _read_value(element, "pPr/outlineLvl") or (heading and heading[1])
+            number = number or _read_value(element, "pPr/numPr/numId")
+            level = level or _read_value(element, "pPr/numPr/ilvl")
+            element = elements.get(_read_value(element, "basedOn") or "")
         styles[name] = _ParagraphStyle(outline not in (None, "9"), number, level, contents)
     return styles
 
@@ -101,38 +101,38 @@ class _WordListLevel(NamedTuple):
     style: str | None = None
 
 
-class _WordLists:
-    """The numbered lists of a Word document, and the counters of their levels.
+class _WordListNumbering:
+    """Computes the numbers of headings and list items of a Word document.
 
-    The file does not contain the numbers of headings and lists, so they are counted as Word does:
+    A docx does not contain the numbers of headings and lists, so they are counted as Word does:
     each paragraph increases its level's counter and resets the counters of deeper levels."""
 
     def __init__(self, numbering: Any) -> None:
         self._levels: dict[str, dict[int, _WordListLevel]] = {}
         self._counts: dict[str, list[int | None]] = {}
         self._abstract = {
-            number.get(f"{W}numId", ""): _read_val(number, "abstractNumId") or ""
+            number.get(f"{W}numId", ""): _read_value(number, "abstractNumId") or ""
             for number in _find_children(numbering, "num")
         }
         for element in _find_children(numbering, "abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
-                _parse_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
-                    _parse_number(_read_val(level, "start"), 1),
-                    _read_val(level, "numFmt") or "decimal",
-                    _read_val(level, "lvlText") or "",
-                    _read_val(level, "pStyle"),
+                _parse_whole_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
+                    _parse_whole_number(_read_value(level, "start"), 1),
+                    _read_value(level, "numFmt") or "decimal",
+                    _read_value(level, "lvlText") or "",
+                    _read_value(level, "pStyle"),
                 )
                 for level in _find_children(element, "lvl")
             }
 
-    def make_next_label(self, number: str, level: str | None, style: str) -> str:
-        """Returns the number or bullet before the next paragraph of the list with the id `number`;
-        a level of None stands for the list level that names the `style`."""
-        abstract = self._abstract.get(number, "")
+    def make_next_list_label(self, list_id: str, level: str | None, style_name: str) -> str:
+        """Returns the number or bullet of the next paragraph of the list `list_id` at `level`, or
+        at the level that names the paragraph's style if `level` is None."""
+        abstract = self._abstract.get(list_id, "")
         levels = self._levels.get(abstract, {})
-        at = min(_parse_number(level, 0), _LEVELS - 1)
+        at = min(_parse_whole_number(level, 0), _LEVELS - 1)
         if level is None:
-            at = next((n for n, known in levels.items() if known.style == style), 0)
+            at = next((n for n, known in levels.items() if known.style == style_name), 0)
         here = levels.get(at)
         if here is None or here.kind == "bullet":
             return _BULLET if here else ""
@@ -141,41 +141,41 @@ class _WordLists:
         counts[at] = here.start if last is None else last + 1
         counts[at + 1 :] = [None] * (_LEVELS - at - 1)
 
-        def format_level(match: re.Match[str]) -> str:
-            place = int(match[1]) - 1
+        def format_level_number(placeholder: re.Match[str]) -> str:
+            place = int(placeholder[1]) - 1
             other, count = levels.get(place, _WordListLevel()), counts[place]
-            return _format_number(other.start if count is None else count, other.kind)
+            return _format_list_number(other.start if count is None else count, other.kind)
 
-        return "" if here.kind == "none" else re.sub(r"%([1-9])", format_level, here.text)
+        return "" if here.kind == "none" else re.sub(r"%([1-9])", format_level_number, here.text)
 
 
-def _format_number(count: int, kind: str) -> str:
-    """Formats the number of a list item in Word's number format `kind`."""
-    text = str(count)
-    if kind in ("lowerLetter", "upperLetter") and count > 0:
-        text = chr(ord("a") + (count - 1) % 26) * min(1 + (count - 1) // 26, _LEVELS)
-    elif kind in ("lowerRoman", "upperRoman") and 0 < count < 4000:
+def _format_list_number(number: int, number_format: str) -> str:
+    """Formats the number of a list item in Word's number format `number_format`."""
+    text = str(number)
+    if number_format in ("lowerLetter", "upperLetter") and number > 0:
+        text = chr(ord("a") + (number - 1) % 26) * min(1 + (number - 1) // 26, _LEVELS)
+    elif number_format in ("lowerRoman", "upperRoman") and 0 < number < 4000:
         text = ""
         for size, sign in _ROMAN:
-            text += sign * (count // size)
-            count %= size
-    return text.upper() if kind.startswith("upper") else text
+            text += sign * (number // size)
+            number %= size
+    return text.upper() if number_format.startswith("upper") else text
 
 
-class _WordConverter:
-    """Renames Word elements to HTML elements, and marks those that begin a page with its number.
+class _WordToHtmlConverter:
+    """Renames Word elements to HTML elements, and sets page numbers where pages begin.
 
     The program that saved a docx may have marked where pages begin; sections may restart the page
-    numbers, as on the printed pages. Without such marks the page is None."""
+    numbers, as on the printed pages. In a docx without page marks, the page is None."""
 
     def __init__(self, parts: ZipParts, root: Any) -> None:
         self._styles = _read_paragraph_styles(parts.parse_xml_if_any("word/styles.xml"))
-        self._lists = _WordLists(parts.parse_xml_if_any("word/numbering.xml"))
+        self._lists = _WordListNumbering(parts.parse_xml_if_any("word/numbering.xml"))
         self._notes = {kind: _read_note_texts(parts, kind) for kind in ("footnote", "endnote")}
         self._blank = True  # whether the page is still empty, so that a mark begins no other page
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
-        first = _read_restarted_page_number(next(self._sections, None))
+        first = _read_first_page_number(next(self._sections, None))
         marked = root.find(f".//{W}lastRenderedPageBreak") is not None
         self.page: int | None = (first or 1) if marked else None
 
@@ -186,12 +186,12 @@ class _WordConverter:
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
             self._blank &= tag not in _SHOWN
             if tag == f"{W}p":
-                new, text = self._convert_paragraph(element)
+                new, text = self._convert_word_paragraph(element)
             elif tag == f"{W}lastRenderedPageBreak":
-                self._begin_page(only_if_begun=True)
+                self._begin_next_page(unless_page_is_empty=True)
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
-                self._begin_page()
-            elif tag == f"{W}r" and _read_val(element, "rPr/vertAlign") == "superscript":
+                self._begin_next_page()
+            elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
                 last = element.getprevious()  # Word may cut a number in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
             elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
@@ -206,23 +206,23 @@ class _WordConverter:
                 element.set("role", "doc-pagebreak")
                 element.set("title", str(self.page))
 
-    def _convert_paragraph(self, element: Any) -> tuple[str, str | None]:
-        """Returns the HTML tag of a paragraph with its list number or bullet, if any."""
+    def _convert_word_paragraph(self, element: Any) -> tuple[str, str | None]:
+        """Returns the HTML tag of a Word paragraph, and its list number or bullet, if any."""
         if self._section_ends:
-            self._end_section()
+            self._begin_next_section()
         self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
-        name = _read_val(element, "pPr/pStyle") or ""
+        name = _read_value(element, "pPr/pStyle") or ""
         style = self._styles.get(name, _ParagraphStyle())
-        number = _read_val(element, "pPr/numPr/numId") or style.list
-        level = _read_val(element, "pPr/numPr/ilvl") or style.level
-        label = self._lists.make_next_label(number, level, name) if number else ""
-        outline = _read_val(element, "pPr/outlineLvl")
+        number = _read_value(element, "pPr/numPr/numId") or style.list
+        level = _read_value(element, "pPr/numPr/ilvl") or style.level
+        label = self._lists.make_next_list_label(number, level, name) if number else ""
+        outline = _read_value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
-            self._begin_page()
+            self._begin_next_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the list number is on the new page
-            self._begin_page(only_if_begun=True)
+            self._begin_next_page(unless_page_is_empty=True)
         for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
@@ -232,31 +232,31 @@ class _WordConverter:
         listed = bool(label or style.contents)
         return "div" if listed else "p", f"{label} " if label and words.strip() else None
 
-    def _begin_page(self, *, only_if_begun: bool = False) -> None:
-        if self.page is not None and not (only_if_begun and self._blank):
+    def _begin_next_page(self, *, unless_page_is_empty: bool = False) -> None:
+        if self.page is not None and not (unless_page_is_empty and self._blank):
             self.page += 1
             self._blank = True
 
-    def _end_section(self) -> None:
-        """Begins a new page at the end of a section if the next section prescribes a page break."""
+    def _begin_next_section(self) -> None:
+        """Begins a section of a Word document on a new page, unless the section is continuous."""
         section = next(self._sections, None)
-        if section is None or _read_val(section, "type") != "continuous":
-            self._begin_page()
+        if section is None or _read_value(section, "type") != "continuous":
+            self._begin_next_page()
         if self.page is not None:
-            self.page = _read_restarted_page_number(section) or self.page
+            self.page = _read_first_page_number(section) or self.page
 
 
-def _read_restarted_page_number(section: Any) -> int | None:
+def _read_first_page_number(section: Any) -> int | None:
     """Returns the page number with which a section of a Word document restarts, or None."""
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
 
 
-def _read_note_texts(parts: ZipParts, kind: str) -> dict[str, str]:
-    """Returns the text of every footnote or endnote (`kind`) by the note's id in the file."""
+def _read_note_texts(parts: ZipParts, note_kind: str) -> dict[str, str]:
+    """Returns the text of every footnote or endnote (`note_kind`) by the note's id in the file."""
     notes = {}
-    for note in _find_children(parts.parse_xml_if_any(f"word/{kind}s.xml"), kind):
+    for note in _find_children(parts.parse_xml_if_any(f"word/{note_kind}s.xml"), note_kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())

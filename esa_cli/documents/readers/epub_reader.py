@@ -1,5 +1,5 @@
-"""Reads EPUB books: the text in reading order, chapters from the table of contents or from
-headings, and page numbers of the printed book if the file marks them."""
+"""Reads EPUB books in reading order. Chapters come from the table of contents, or else from
+headings, and page numbers from the printed book, if the file marks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
-from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
+from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -25,7 +25,7 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 def read_epub(data: bytes, name: str) -> ExtractedText:
     """Reads the pages of an EPUB book in reading order."""
     parts = ZipParts(data, name)
-    folder, pages, contents = _find_book_pages(parts, name)
+    folder, pages, contents = _find_epub_pages(parts, name)
     encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
@@ -45,12 +45,13 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
         out.start_paragraph()
         out.chapter = titles.get("", out.chapter)
         root = parse_html(decode_markup(markup, name)[0], name, xml=True)
-        write_html(root, out, titles if chapters else None)
+        write_html_text(root, out, titles if chapters else None)
     return out.result(missing)
 
 
-def _find_book_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
-    """Returns the package file's folder, the pages in reading order, and the tables of contents."""
+def _find_epub_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
+    """Returns the folder of the package file, the files of the pages in reading order, and the
+    files of the tables of contents."""
     path = parts.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
     root, folder = parts.parse_xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}
@@ -71,14 +72,14 @@ def _find_book_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[s
     return folder or ".", list(pages), [file for file in contents if file in parts]
 
 
-def _resolve_link_in_book(folder: str, href: str) -> str:
-    return posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
+def _resolve_link_in_book(book_folder: str, href: str) -> str:
+    return posixpath.normpath(posixpath.join(book_folder, unquote(href.partition("#")[0])))
 
 
-def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_chapter_titles(parts: ZipParts, toc_paths: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns chapter titles by file and by the id of an element in the file ("" for its
     beginning), from the first table of contents that has entries."""
-    for file in contents:
+    for file in toc_paths:
         chapters: dict[str, dict[str, str]] = {}
         with suppress(Exception):  # a damaged table of contents: headings take its place
             for href, words in _iterate_table_of_contents(parts.parse_xml(file)):
@@ -91,13 +92,13 @@ def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, 
     return {}
 
 
-def _iterate_table_of_contents(root: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_table_of_contents(contents_root: Any) -> Iterator[tuple[str, Any]]:
     """Yields the link and title of every entry of a table of contents, in EPUB 3 and EPUB 2."""
-    for nav in root.iterfind(".//{*}nav"):
+    for nav in contents_root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")
         for link in nav.iterfind(".//{*}a") if "toc" in kind.split() else ():
             yield link.get("href", ""), link
-    for point in root.iterfind(".//{*}navPoint"):
+    for point in contents_root.iterfind(".//{*}navPoint"):
         content, words = point.find("{*}content"), point.find("{*}navLabel")
         if content is not None and words is not None:
             yield content.get("src", ""), words

@@ -1,9 +1,9 @@
-"""Reads HTML pages: paragraphs, lists, tables and formulas; headings are chapters.
+"""Reads paragraphs, lists, tables and formulas of HTML pages; headings become chapters.
 
-selectolax (lexbor) parses pages as browsers do, XHTML too. The text includes everything that a page
-shows, even menus: navigation and content cannot be distinguished reliably. A picture is replaced by
-its description. inscriptis would take time quadratic in the length of a paragraph.
-"""
+The library selectolax (lexbor) parses HTML and XHTML as browsers do. The text includes everything
+that a page shows, even menus, because navigation and content cannot be distinguished reliably. A
+picture is replaced by its description. The library inscriptis is not used, because it takes time
+quadratic in the length of a paragraph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, 
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
-    import_optional,
+    import_library,
     replace_unprintable,
 )
 
@@ -27,6 +27,7 @@ _SKIPPED = frozenset(
      "annotation", "annotation-xml", "rp")
 )  # fmt: skip
 """Tags whose contents a browser that runs scripts never shows as text."""
+_Attributes = Mapping[str, str | None]
 _UNSEEN_STYLES = frozenset(("display:none", "visibility:hidden", "visibility:collapse"))
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _PARAGRAPHS = _HEADINGS | {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
@@ -66,13 +67,13 @@ def read_html(data: bytes, name: str) -> ExtractedText:
     root, out = parse_html(text, name, xml=name.lower().endswith(".xhtml")), TextBuilder()
     title = root.css_first("head > title")
     out.chapter = _join_printable_words(title.text()) or None if title else None
-    write_html(root, out)
+    write_html_text(root, out)
     return replace(out.result(), encoding=encoding)
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text of an HTML or XML file with the Python name of its encoding: the declared
-    encoding, or else the one that `decode_text` finds, which raises DocumentError."""
+    """Decodes an HTML or XML file by its declared encoding, or else by `decode_text`, which may
+    raise DocumentError; returns the text and the Python name of the encoding."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
@@ -87,7 +88,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
 
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Parses HTML or, with `xml`, XHTML as browsers do, and returns the root node."""
-    lexbor = import_optional("selectolax.lexbor", "selectolax", name)
+    lexbor = import_library("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)
@@ -99,14 +100,14 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
         raise MemoryError from error
 
 
-def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
-    """Appends the text of a parsed page to `out`. `chapters` has titles by the id of the element at
-    which a chapter begins; if `chapters` is None, headings are chapters."""
-    _HtmlWriter(out, chapters).write_node_text(root)
+def write_html_text(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
+    """Appends the text of a parsed page to `out`. `chapters` maps the id of an element to the title
+    of the chapter that begins there; if `chapters` is None, headings begin chapters."""
+    _HtmlTextExtractor(out, chapters).write_node_text(root)
 
 
-class _HtmlWriter:
-    """Writes the text of HTML elements, with line and paragraph breaks that depend on the tag."""
+class _HtmlTextExtractor:
+    """Extracts the text of HTML elements, with line and paragraph breaks that depend on the tag."""
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
@@ -115,7 +116,7 @@ class _HtmlWriter:
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node_text(self, node: Any) -> None:
-        """Writes a node and its children; the child process allows thousands of levels."""
+        """Writes the text of a node and, by recursion, of all nodes below."""
         if not node.is_element_node:
             if node.is_text_node:
                 self._write_text(node.text_content or "")
@@ -123,15 +124,15 @@ class _HtmlWriter:
         tag, attributes = node.tag.lower(), node.attributes
         if tag in _SKIPPED:
             return
-        hidden = tag != "math" and _is_hidden(tag, attributes)
+        hidden = tag != "math" and _is_hidden_element(tag, attributes)
         # Hidden formulas are read, too, because the page shows pictures of them.
         for formula in [node] if tag == "math" else node.css("math") if hidden else []:
-            self._out.flow(" ".join(_format_formula(formula).split()))
+            self._out.flow(" ".join(_format_mathml(formula).split()))
         if tag == "math" or hidden:
             return
-        self._separate_element(tag)
-        self._set_chapter_page(node, tag, attributes)
-        self._write_opening(node, tag, attributes)
+        self._break_line_around_element(tag)
+        self._set_chapter_and_page(node, tag, attributes)
+        self._write_prefix_of_element(node, tag, attributes)
         kind = "h" if tag in _HEADINGS else tag
         self._inside[kind] += 1
         for child in node.iter(include_text=True):
@@ -141,12 +142,12 @@ class _HtmlWriter:
             self._write_text("”")
         elif tag in _LISTS:
             self._lists.pop()
-        self._separate_element(tag)
+        self._break_line_around_element(tag)
 
     def _write_text(self, text: str) -> None:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
 
-    def _separate_element(self, tag: str) -> None:
+    def _break_line_around_element(self, tag: str) -> None:
         """Begins a new line or paragraph before and after an HTML element, if its tag needs one."""
         if tag in _SPACED:
             self._out.flow(" ")
@@ -161,8 +162,8 @@ class _HtmlWriter:
             else:
                 self._out.end_line()
 
-    def _set_chapter_page(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
-        """Sets the chapter and the page number that begin with an HTML element."""
+    def _set_chapter_and_page(self, node: Any, tag: str, attributes: _Attributes) -> None:
+        """Sets the chapter and the page number that begin with an HTML element, if any."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter
@@ -173,7 +174,7 @@ class _HtmlWriter:
             number = attributes.get("title") or attributes.get("aria-label") or ""
             self._out.page = int(number) if number.isdecimal() else self._out.page
 
-    def _write_opening(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+    def _write_prefix_of_element(self, node: Any, tag: str, attributes: _Attributes) -> None:
         """Writes the text that precedes the contents of an element, such as a bullet."""
         if tag == "br":
             self._out.flow(" ") if self._cells else self._out.break_line()
@@ -202,7 +203,7 @@ def _join_printable_words(text: str) -> str:
     return " ".join(replace_unprintable(text).split())
 
 
-def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
+def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:
     """Returns True if the attributes of an element hide the element."""
     if tag == "dialog" and "open" not in attributes:
         return True
@@ -214,14 +215,14 @@ def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
     return any(part.removesuffix("!important") in _UNSEEN_STYLES for part in style)
 
 
-def _format_formula(node: Any) -> str:
+def _format_mathml(formula: Any) -> str:
     """Formats a MathML formula as one line of text, for example `x^2` or `√(2)`."""
-    if not node.is_element_node:
-        return (node.text_content or "").strip()
-    tag = node.tag.lower()
+    if not formula.is_element_node:
+        return (formula.text_content or "").strip()
+    tag = formula.tag.lower()
     if tag in _SKIPPED:
         return ""
-    parts = [(child.tag.lower(), _format_formula(child)) for child in node.iter(include_text=True)]
+    parts = [(part.tag.lower(), _format_mathml(part)) for part in formula.iter(include_text=True)]
     elements = [part for kind, part in parts if kind[0] != "-"]
     if tag in _FORMULA_SIGNS and len(elements) == len(_FORMULA_SIGNS[tag]):
         return "".join(
@@ -239,6 +240,6 @@ def _format_formula(node: Any) -> str:
     if tag == "mo" and text in _RELATIONS:
         return f" {text} "
     if tag == "mfenced":
-        attributes = node.attributes
+        attributes = formula.attributes
         return f"{attributes.get('open', '(') or ''}{text}{attributes.get('close', ')') or ''}"
     return f"√({text})" if tag == "msqrt" else text

@@ -1,8 +1,7 @@
-"""Reads mail (eml) by Python's `email` library: sender, addressees, date, subject, then the text.
+"""Reads mails (eml files) with Python's `email` library: the header fields, then the text.
 
-If a text comes in several forms, the plain form is read, unless it is far shorter than the HTML. A
-mail inside a mail is a chapter of its own. Attached files are named but not read.
-"""
+If a mail has its text in plain and HTML form, the plain form is read, unless it is far shorter. A
+mail inside a mail is a chapter of its own. Files attached to a mail are named but not read."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from typing import Any
 
-from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
-from esa_cli.documents.readers.plain_text import decode_lines, decode_text, look_up_encoding
+from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
+from esa_cli.documents.readers.plain_text import decode_text, decode_text_with_lf, look_up_encoding
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -40,18 +39,18 @@ _MAX_FIELD = 1 << 14
 _REGISTRY = HeaderRegistry()
 
 
-def _decode_header_field(name: str, value: str) -> Any:
+def _decode_header_field(field_name: str, field_value: str) -> Any:
     """Decodes a header field; a field that is too long or breaks the rules is not decoded."""
-    data = value.encode("utf-8", "surrogateescape")  # some programs do not encode the bytes
+    data = field_value.encode("utf-8", "surrogateescape")  # some programs do not encode the bytes
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
-    content = name.lower().startswith("content-")
+    content = field_name.lower().startswith("content-")
     with suppress(Exception):  # the parser raises errors of many types
         if content or len(text) <= _MAX_FIELD:
-            return _REGISTRY(name, text[: _MAX_FIELD // 4] if content else text)
-    return _REGISTRY(name, "") if content else text
+            return _REGISTRY(field_name, text[: _MAX_FIELD // 4] if content else text)
+    return _REGISTRY(field_name, "") if content else text
 
 
 _POLICY = policy.default.clone(header_factory=_decode_header_field)
@@ -61,14 +60,14 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     """Reads a mail; a file without a mail's header fields is read as plain text."""
     message = message_from_bytes(data, policy=_POLICY)
     if not any(field in message for field in _MAIL_FIELDS):
-        text, encoding = decode_lines(data, name)
+        text, encoding = decode_text_with_lf(data, name)
         return ExtractedText(text, encoding=encoding)
     if message.get_content_type() in _ENCRYPTED:
         raise DocumentError(
-            f"{label_document(name)} is an encrypted mail, or wrapped in its signature",
+            f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature",
             "open the mail in a mail program, and name a file with its text",
         )
-    writer = _MailWriter(name)
+    writer = _MailParser(name)
     writer.write_mail_message(message)
     attached = shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
@@ -77,8 +76,8 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     return writer.out.result(missing)
 
 
-class _MailWriter:
-    """Writes a mail's parts, and collects names of attached files and other `missing` contents."""
+class _MailParser:
+    """Extracts a mail's text, the names of attached files, and notes on `missing` contents."""
 
     def __init__(self, name: str) -> None:
         self.out = TextBuilder()
@@ -112,7 +111,7 @@ class _MailWriter:
                 self.write_mail_message(inner)
             self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
-            self._write_best_alternative(part)
+            self._write_best_text_form(part)
         elif part.is_multipart():
             for inner in part.iter_parts():
                 self._write_mail_part(inner)
@@ -124,13 +123,13 @@ class _MailWriter:
         else:
             self._record_attachment(part)
 
-    def _write_best_alternative(self, part: Any) -> None:
-        """Writes the plain form of a text, or the HTML form if that is far longer."""
+    def _write_best_text_form(self, part: Any) -> None:
+        """Writes the plain form of a mail's text, or the HTML form if it is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
         texts = [leaf for leaf in part.walk() if _is_text_part(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)
         if plain and page:
-            drafts = (_MailWriter(self._name)._extract_part_text(form) for form in (plain, page))
+            drafts = (_MailParser(self._name)._extract_part_text(form) for form in (plain, page))
             plain_words, page_words = (len(draft.split()) for draft in drafts)
             best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():
@@ -160,11 +159,11 @@ class _MailWriter:
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
         page, shown = page or self._decode_text_of_part(data, charset), TextBuilder()
-        write_html(parse_html(page, self._name), shown, chapters={})
+        write_html_text(parse_html(page, self._name), shown, chapters={})
         return shown.result().text
 
     def _decode_text_of_part(self, data: bytes, charset: str | None) -> str:
-        """Decodes a text by its declared encoding; if that fails, the encoding is guessed."""
+        """Decodes the text of a mail part by its declared encoding, or else by a guessed one."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):
             encoding = look_up_encoding(charset or "ascii")

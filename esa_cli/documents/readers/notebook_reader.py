@@ -1,7 +1,5 @@
-"""Reads Jupyter notebooks as Markdown: cells, whose headings are chapters, code and plain output.
-
-Code and outputs are fenced. Outputs without a plain text are counted.
-"""
+"""Reads Jupyter notebooks as Markdown: headings become chapters, code and plain-text outputs of
+cells are fenced, and outputs without a plain text are counted as missing."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from esa_cli.documents.readers.plain_text import decode_lines, find_headings
+from esa_cli.documents.readers.plain_text import decode_text_with_lf, find_headings
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     Mark,
@@ -25,7 +23,7 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 def read_notebook(data: bytes, name: str) -> ExtractedText:
     """Reads the cells of a notebook in order; other JSON is read as plain text."""
-    text, encoding = decode_lines(data, name)
+    text, encoding = decode_text_with_lf(data, name)
     notebook = json.loads(text) if text.lstrip("\ufeff \t\n").startswith("{") else {}
     if "nbformat" not in notebook or not notebook.keys() & {"cells", "worksheets"}:
         return ExtractedText(text, encoding=encoding)
@@ -36,7 +34,7 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
         )
     parts, left_out = [], Counter[str]()
     for cell in notebook["cells"]:
-        words = _join_lines(cell["source"]).replace("\r\n", "\n")
+        words = _join_notebook_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
             outputs = (_extract_output_text(output, left_out) for output in cell.get("outputs", []))
             shown = "\n".join(filter(None, outputs))
@@ -49,27 +47,28 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     return ExtractedText(text, marks, missing)
 
 
-def _join_lines(value: str | list[str]) -> str:
-    """Joins the lines of a text. Raises TypeError: the value is no text."""
-    return "".join(value if isinstance(value, list) else ["", value])
+def _join_notebook_lines(lines: str | list[str]) -> str:
+    """Joins a text that a notebook stores as a list of lines or as one string. Raises TypeError:
+    the value is no text."""
+    return "".join(lines if isinstance(lines, list) else ["", lines])
 
 
-def _fence_code(text: str, language: str) -> str:
-    text = text.strip("\n")
-    fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
-    return f"{fence}{language}\n{text}\n{fence}" if text.strip() else ""
+def _fence_code(code: str, language: str) -> str:
+    code = code.strip("\n")
+    fence = "`" * (max(map(len, re.findall("`{3,}", code)), default=2) + 1)
+    return f"{fence}{language}\n{code}\n{fence}" if code.strip() else ""
 
 
-def _extract_output_text(output: dict[str, Any], left_out: Counter[str]) -> str:
-    """Returns the plain text of one output; the text is empty for pictures and widgets."""
+def _extract_output_text(output: dict[str, Any], left_out_counts: Counter[str]) -> str:
+    """Returns the plain text of an output of a cell, or "" for pictures and widgets."""
     kind = output.get("output_type")
     if kind == "stream":
-        text = _join_lines(output["text"])
+        text = _join_notebook_lines(output["text"])
     elif kind == "error":
-        text = f"{_join_lines(output['ename'])}: {_join_lines(output['evalue'])}"
+        text = f"{_join_notebook_lines(output['ename'])}: {_join_notebook_lines(output['evalue'])}"
     else:
         picture = any(form.startswith("image/") for form in output["data"])
-        text = _join_lines(output["data"].get("text/plain", ""))
+        text = _join_notebook_lines(output["data"].get("text/plain", ""))
         if picture or not text:
-            left_out["pictures" if picture else "outputs without plain text"] += 1
+            left_out_counts["pictures" if picture else "outputs without plain text"] += 1
     return _COLOURS.sub("", text).replace("\r\n", "\n").strip("\n")

@@ -1,15 +1,15 @@
-"""Reads OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
+"""Reads paragraphs, tables, lists and notes of OpenDocument texts (odt); headings become chapters.
 
-The elements are renamed to HTML elements, which the HTML reader writes. Pages are counted by the
-marks of the program that last saved the document. Comments, headers and footers are reported.
-"""
+The elements of OpenDocument are renamed to HTML elements, whose text the HTML reader extracts.
+Pages are counted by marks that the program which last saved the document left. Comments, headers
+and footers are left out and reported as missing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
+from esa_cli.documents.readers.html_reader import parse_html, write_html_text
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
 from esa_cli.documents.readers.zip_parts import ZipParts, make_password_error
 
 _MANIFEST = "META-INF/manifest.xml"
@@ -49,14 +49,14 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
     if any("".join(edge.itertext()).strip() for edge in edges):
         missing.append("headers and footers are left out")
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
-    _rename_elements(body, [content] if styles is None else [content, styles], out)
-    etree = import_optional("lxml.etree", "lxml", name)
-    write_html(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
+    _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
+    etree = import_library("lxml.etree", "lxml", name)
+    write_html_text(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
     return out.result(missing)
 
 
-def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
-    """Renames elements to HTML elements, and numbers those that begin a page."""
+def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> None:
+    """Renames OpenDocument elements to HTML elements, and sets page numbers where pages begin."""
     styles = {
         _get_style_name(style): style
         for root in reversed(roots)
@@ -82,7 +82,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
             titles = _find_elements(element, "svg:title | svg:desc")
             described = " ".join("".join(title.itertext()) for title in titles)
             _replace_content(element, f" [picture: {described}] " if described.strip() else "")
-        breaks = tag in ("text:p", "text:h") and _begins_page(style, styles)
+        breaks = tag in ("text:p", "text:h") and _style_begins_page(style, styles)
         if out.page and begun and (breaks or tag == "text:soft-page-break"):
             page += 1
             element.set("role", "doc-pagebreak")
@@ -102,20 +102,20 @@ def _replace_content(element: Any, text: str) -> None:
     element.text, element.tail = text, tail
 
 
-def _begins_page(name: str, styles: dict[str, Any]) -> bool:
-    """Returns True if paragraphs of this style, or of a style that it is based on, begin a page."""
-    style = styles.get(name)
+def _style_begins_page(style_name: str, styles: dict[str, Any]) -> bool:
+    """Returns True if paragraphs of a style, or of the style that it is based on, begin a page."""
+    style = styles.get(style_name)
     if style is None:
         return False
     if _find_elements(style, _NEW_PAGE):
         return True
     parent = style.get(f"{{{_SPACES['style']}}}parent-style-name", "")
-    return not _find_elements(style, _BREAK) and _begins_page(parent, styles)
+    return not _find_elements(style, _BREAK) and _style_begins_page(parent, styles)
 
 
 def _get_style_name(style: Any) -> str:
     return str(style.get(f"{{{_SPACES['style']}}}name", ""))
 
 
-def _find_elements(element: Any, path: str) -> Any:
-    return element.xpath(path, namespaces=_SPACES)
+def _find_elements(element: Any, xpath: str) -> Any:
+    return element.xpath(xpath, namespaces=_SPACES)

@@ -1,9 +1,8 @@
-"""Reads PDF files by PDFium: text page by page, with chapters from the bookmarks.
+"""Reads the text of PDF files page by page with PDFium; bookmarks become chapters.
 
-The text is in the order in which the file stores it. Words hyphenated at a line's end are joined if
-the rest of the document shows how they are spelled. Values of form fields follow their page's text.
-Tables, columns and headings are not recognised; pictures and comments are not read.
-"""
+Text keeps the order in which the PDF stores it. Words hyphenated at a line's end are joined if the
+rest of the document shows how they are spelled. The values of a page's form fields follow the text
+of the page. Tables, columns and headings are not recognised; pictures and comments are not read."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
     Mark,
-    import_optional,
+    import_library,
     label_document,
     make_damage_error,
     replace_unprintable,
@@ -35,7 +34,7 @@ _MAX_LISTED = 12  # pages that a message lists
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
     """Reads all pages of a PDF that have text."""
-    pdfium = import_optional("pypdfium2", "pypdfium2", name)
+    pdfium = import_library("pypdfium2", "pypdfium2", name)
     path = "FILE" if name == STDIN else name
     try:
         document = pdfium.PdfDocument(data)
@@ -44,7 +43,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             raise  # the file is damaged
         raise DocumentError(
             f"{label_document(name)} is protected by a password",
-            f"save it without a password: qpdf --decrypt --password=... {path} open.pdf",
+            f"save the PDF without a password: qpdf --decrypt --password=... {path} open.pdf",
         ) from error
     has_form = document.get_formtype() != pdfium.raw.FORMTYPE_NONE
     if has_form:
@@ -88,15 +87,15 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    return _join_pages(pages, _read_bookmark_titles(document), missing)
+    return _join_page_texts(pages, _read_bookmark_titles(document), missing)
 
 
 def tidy_page_texts(pages: Sequence[str]) -> list[str]:
     """Joins words hyphenated at line ends, replaces bullet codes, and shortens rows of dots."""
     words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
 
-    def join_hyphenated_word(cut: re.Match[str]) -> str:
-        before, after = cut[1] or "", cut[2]
+    def join_hyphenated_word(hyphenated: re.Match[str]) -> str:
+        before, after = hyphenated[1] or "", hyphenated[2]
         hyphened, joined = f"{before}-{after}", before + after
         if words[hyphened] or words[joined]:
             return hyphened if words[hyphened] >= words[joined] else joined
@@ -111,10 +110,10 @@ def tidy_page_texts(pages: Sequence[str]) -> list[str]:
     return tidied
 
 
-def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
+def _read_bookmark_titles(pdf: Any) -> dict[int, list[str]]:
     """Returns the titles of a PDF's bookmarks by the index of the page to which they point."""
     titles: dict[int, list[str]] = defaultdict(list)
-    for bookmark in document.get_toc():
+    for bookmark in pdf.get_toc():
         title = " ".join(replace_unprintable(bookmark.get_title()).split())
         target = bookmark.get_dest()
         if title and target is not None:
@@ -122,17 +121,18 @@ def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
     return titles
 
 
-def _join_pages(
-    pages: Sequence[str], bookmarks: Mapping[int, Sequence[str]], missing: Sequence[str]
+def _join_page_texts(
+    page_texts: Sequence[str], bookmark_titles: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins pages by empty lines. A chapter begins at its title, or else on top of its page."""
+    """Joins the texts of PDF pages by empty lines. A chapter begins at its title in the text of its
+    page, or else on top of the page."""
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None
-    for index, page in enumerate(pages):
+    for index, page in enumerate(page_texts):
         chapters: dict[int, str] = {}
         at = 0
-        for title in bookmarks.get(index, ()):
+        for title in bookmark_titles.get(index, ()):
             pattern = re.compile(r"\s+".join(map(re.escape, title.split())))
             heading = pattern.search(page, at)
             at = heading.start() if heading else at

@@ -77,18 +77,18 @@ _MIN_FOREIGN = 40
 
 def read_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code; only line endings change."""
-    text, encoding = decode_lines(data, name)
+    text, encoding = decode_text_with_lf(data, name)
     return ExtractedText(text, encoding=encoding)
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
     """Reads Markdown, in which only line endings change; headings are chapters."""
-    text, encoding = decode_lines(data, name)
+    text, encoding = decode_text_with_lf(data, name)
     marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
     return ExtractedText(text, marks, encoding=encoding)
 
 
-def decode_lines(data: bytes, name: str) -> tuple[str, str]:
+def decode_text_with_lf(data: bytes, name: str) -> tuple[str, str]:
     """Decodes a document as `decode_text` does, and replaces its line endings by \\n."""
     text, encoding = decode_text(data, name)
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
@@ -112,7 +112,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
     path = "FILE" if name == STDIN else name
     raise DocumentError(
         f"{label_document(name)} {problem}, and its encoding cannot be told reliably",
-        "convert it to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
+        "convert the text to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
         f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
     )
 
@@ -199,11 +199,11 @@ _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
 _SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 
 
-def find_headings(text: str) -> Iterator[tuple[int, str]]:
+def find_headings(markdown: str) -> Iterator[tuple[int, str]]:
     """Yields the start and the words of every heading of a Markdown text."""
-    settings = _SETTINGS_END.search(text, 4) if text.startswith("---\n") else None
+    settings = _SETTINGS_END.search(markdown, 4) if markdown.startswith("---\n") else None
     fence, after = "", settings.end() + 1 if settings else 0
-    for found in _HEADING_LINE.finditer(text, after):
+    for found in _HEADING_LINE.finditer(markdown, after):
         if fence:
             line = found[0].strip()
             if line.startswith(fence) and not line.strip(fence[0]):
@@ -212,18 +212,18 @@ def find_headings(text: str) -> Iterator[tuple[int, str]]:
             fence = found["fence"]
         elif found["line"]:
             # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
-            start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
-            above = text[start : max(start, found.start() - 1)]
+            start = markdown.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = markdown[start : max(start, found.start() - 1)]
             if not _NO_TITLE.match(above):
                 yield start, above.strip()
             after = found.end() + 1
-        elif title := _strip_closing_signs(found["title"]):
+        elif title := _strip_closing_hashes(found["title"]):
             yield found.start(), title
             after = found.end() + 1
 
 
-def _strip_closing_signs(title: str) -> str:
+def _strip_closing_hashes(heading: str) -> str:
     """Returns a heading's words without the # characters that may close the heading."""
-    title = title.strip(" \t")
-    words = title.rstrip("#")
-    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title
+    heading = heading.strip(" \t")
+    words = heading.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else heading

@@ -1,21 +1,21 @@
-"""Reads PowerPoint presentations (pptx) by python-pptx: each slide is a page, its title a chapter.
+"""Reads PowerPoint presentations (pptx) with python-pptx; each slide is a page, its title a
+chapter.
 
-Text of boxes, groups and tables is in the order in which the file stores it; notes come last.
-"""
+Text of boxes, groups and tables is in the order in which the file stores it, before the notes."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 
 def read_presentation(data: bytes, name: str) -> ExtractedText:
     """Reads the slides of a presentation in order."""
     ZipParts(data, name)  # checks the unpacked size
-    pptx = import_optional("pptx", "python-pptx", name, extra="office")
+    pptx = import_library("pptx", "python-pptx", name, extra="office")
     out = TextBuilder()
     for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):
         title = slide.shapes.title
@@ -52,8 +52,8 @@ def _write_shape_text(shape: Any, out: TextBuilder) -> None:
         out.left_out["charts" if shape.has_chart else "diagrams and embedded files"] += 1
 
 
-def _write_paragraph_texts(frame: Any, out: TextBuilder) -> None:
-    for paragraph in frame.paragraphs:
+def _write_paragraph_texts(text_frame: Any, out: TextBuilder) -> None:
+    for paragraph in text_frame.paragraphs:
         out.end_line()
         for piece in paragraph._p.content_children:
             properties = piece.find("{*}rPr")

@@ -1,8 +1,8 @@
-"""Chooses the reader of a document among readers of plugins and the built-in ones.
+"""Chooses the reader of a document among the built-in readers and those of plugins.
 
-A binary format is chosen if the content leaves no doubt; otherwise the file's name decides, then
-other content; everything else is plain text. A built-in reader is imported for its first document.
-"""
+A reader of a binary format is chosen if the content leaves no doubt about the format; otherwise the
+file's name decides, then the content; other files are plain text. The module of a built-in reader
+is imported when the first document needs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reader(Protocol):
     """A plugin's reader of one document format; `what` is the name of the format in messages.
 
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
-    true, only `sniff` chooses the reader, whatever the file is called."""
+    true, `sniff` alone chooses the reader by the content, and the file's name does not count."""
 
     what: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A document format that a function of this package reads, in the child process or not."""
+    """A document format, and the function of this package that reads documents of this format."""
 
     format: str
     what: str
@@ -109,8 +109,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by its own parts, because a text may embed a
-    workbook. If the end of the zip is missing, the name of any main part decides."""
+    """Returns the format of a zipped document by its main part, but not by that of an embedded
+    workbook. If the end of the zip is missing, any main part that the bytes name decides."""
     import io
     import zipfile
 
@@ -126,7 +126,7 @@ def _recognise_zip_format(head: bytes) -> str:
     return _MAIN_PARTS[found[0]] if found else ""
 
 
-def _recognise_content(head: bytes) -> str:
+def _recognise_format(head: bytes) -> str:
     """Returns the format of a file that begins with `head`, or "" if the content leaves doubt."""
     if head.startswith(b"PK\3\4") and (zipped := _recognise_zip_format(head)):
         return zipped
@@ -160,7 +160,7 @@ def register(name: str) -> Callable[[T], T]:
 
 
 @cache
-def _load_installed_readers() -> None:
+def _load_readers_of_packages() -> None:
     for point in entry_points(group="esa.readers"):
         try:
             point.load()
@@ -176,11 +176,11 @@ def _load_installed_readers() -> None:
 def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
     """Returns the reader for the document `name` that begins with `head`. Raises PluginError: the
     readers of an installed package do not load."""
-    _load_installed_readers()
+    _load_readers_of_packages()
     path = PurePath(name.lower())
     plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
     claims: list[Reader | BuiltInReader] = [reader for reader in plugins if reader.sniff(head)]
-    if recognised := BUILT_IN.get(_recognise_content(head)):
+    if recognised := BUILT_IN.get(_recognise_format(head)):
         claims.append(recognised)
     binary = [reader for reader in claims if reader.binary]
     known: list[Reader | BuiltInReader] = [*plugins, *BUILT_IN.values()]

@@ -1,9 +1,8 @@
-"""A child process that reads documents with limits on time and memory.
+"""Runs a child process that reads documents with limits on time and memory.
 
 A stranger's small file must not take hours or gigabytes, and some libraries crash their process on
 a damaged file. One child process reads many documents, because its start takes a tenth of a second.
-A request is a line of JSON and the bytes of a document; a reply is a line of JSON.
-"""
+A request is a line of JSON and the bytes of a document; a reply is a line of JSON."""
 
 from __future__ import annotations
 
@@ -40,30 +39,31 @@ _NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<stri
 """Messages of lxml where memory is not enough."""
 _START = (
     "import sys; sys.path[:] = {path!r}; "
-    "from esa_cli.documents.readers.reading_process import serve_requests; serve_requests()"
+    "from esa_cli.documents.readers import reading_process as r; r.serve_reading_requests()"
 )
 
 
-def look_up_reading_limit(variable: str) -> int:
-    """Returns a limit on reading from an environment variable. Raises UsageError: not a size."""
-    text = os.environ.get(variable, "").strip()
-    number = parse_size(text, variable) if text else LIMITS[variable]
+def look_up_reading_limit(limit_variable: str) -> int:
+    """Returns a limit on reading documents, from an environment variable or by default. Raises
+    UsageError: the variable is not a size."""
+    text = os.environ.get(limit_variable, "").strip()
+    number = parse_size(text, limit_variable) if text else LIMITS[limit_variable]
     if not 1 <= number <= MAX_LIMIT:
-        wrong = f"{variable} must be from 1 to {MAX_LIMIT:,}, got {text}"
-        raise UsageError(wrong, f"unset {variable}")
+        wrong = f"{limit_variable} must be from 1 to {MAX_LIMIT:,}, got {text}"
+        raise UsageError(wrong, f"unset {limit_variable}")
     return number
 
 
-def check_unpacked_size(size: int, document: str) -> None:
-    """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
-    if size > (limit := look_up_reading_limit(UNPACKED)):
-        raise _make_limit_error(document, f"{format_size(limit)} of unpacked data", UNPACKED)
+def check_unpacked_size(unpacked_size: int, document_name: str) -> None:
+    """Raises DocumentError when the size that a document unpacks to is above the limit."""
+    if unpacked_size > (limit := look_up_reading_limit(UNPACKED)):
+        raise _make_limit_error(document_name, f"{format_size(limit)} of unpacked data", UNPACKED)
 
 
-def _make_limit_error(document: str, limit: str, variable: str) -> DocumentError:
+def _make_limit_error(document_name: str, limit: str, limit_variable: str) -> DocumentError:
     return DocumentError(
-        f"{label_document(document)} is too large or damaged: reading it needs more than {limit}",
-        f"split it or save it again; if you trust the file, raise the limit {variable}",
+        f"{label_document(document_name)} is too large or damaged: it needs more than {limit}",
+        f"split the document or save it again; if you trust it, raise the limit {limit_variable}",
     )
 
 
@@ -76,7 +76,7 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
     try:
         with _LOCK:
             if not (_CHILD and _CHILD[0].is_usable):
-                _CHILD[:] = [ReadingProcess()]
+                _CHILD[:] = [DocumentReaderProcess()]
             reply = _CHILD[0].send_request(request, data, (CLOCK if _LATE else 1) * seconds)
     except OSError as error:
         raise DocumentError(
@@ -96,7 +96,7 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
     return ExtractedText(reply["text"], marks, tuple(reply["missing"]), reply["encoding"])
 
 
-class ReadingProcess:
+class DocumentReaderProcess:
     """A running child process that reads documents on request."""
 
     def __init__(self) -> None:
@@ -114,17 +114,17 @@ class ReadingProcess:
         """Whether the child process still runs, and belongs to this process, not to its parent."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the child process's reply to a request, or why the child process ended."""
+    def send_request(self, request: dict[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """Sends a request to the child process; returns its reply, or why the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
 
-        def kill_late_process() -> None:
+        def kill_process_on_timeout() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_late_process)
+        timer = threading.Timer(min(timeout, threading.TIMEOUT_MAX), kill_process_on_timeout)
         timer.daemon = True
         timer.start()
         line, code, reply = b"", 0, dict[str, Any]()
@@ -157,7 +157,7 @@ class ReadingProcess:
 
 
 _LOCK = threading.Lock()
-_CHILD: list[ReadingProcess] = []
+_CHILD: list[DocumentReaderProcess] = []
 
 
 def stop_child_process() -> None:
@@ -180,7 +180,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 
-def serve_requests() -> None:
+def serve_reading_requests() -> None:
     """Runs the child process: receives documents on standard input, and replies on the original
     standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

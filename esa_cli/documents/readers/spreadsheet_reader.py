@@ -1,13 +1,12 @@
 """Reads tables: CSV files and Excel workbooks (xlsx), of which each sheet is a chapter.
 
-Each row becomes a line in which every value has its column's name. Lines above the table remain in
-the text. Without a heading row, or with too few names in the row, columns are numbered. The
-delimiter of a CSV file is the character that splits the first rows into equally many cells.
+Each row of a table becomes a line in which every value has its column's name. Rows above a table
+remain as lines of text. Columns are numbered if no heading row names all of them. The delimiter of
+a CSV file is the character that splits the first rows into equally many cells.
 
-Values of workbooks are the values stored in the file. Dates have ISO format, percentages their
-sign; other number formats are not applied. The XML is parsed here, because openpyxl loses rows that
-are out of order.
-"""
+A formula of a workbook is read as the value stored in the file. Dates have ISO format, and
+percentages a %; other number formats are not applied. The XML of a workbook is parsed here, because
+openpyxl loses rows that are out of order."""
 
 from __future__ import annotations
 
@@ -21,10 +20,11 @@ from datetime import date, datetime, time, timedelta
 from itertools import islice
 from typing import Any
 
-from esa_cli.documents.readers.plain_text import decode_lines
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
+from esa_cli.documents.readers.plain_text import decode_text_with_lf
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
 from esa_cli.documents.readers.zip_parts import ZipParts
 
+_Rows = Iterable[Sequence[str]]
 _DELIMITERS = "\t|;,"
 """Delimiters of cells. If several fit equally well, the first counts, as numbers contain commas."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
 def read_csv(data: bytes, name: str) -> ExtractedText:
     """Reads a CSV table; a file that is no table is read as plain text."""
-    text, encoding = decode_lines(data, name)
+    text, encoding = decode_text_with_lf(data, name)
     with suppress(csv.Error):  # no delimiter, an unclosed quotation mark, or a cell without end
         text = format_table(_CsvRows(text)) or text
     return ExtractedText(text, encoding=encoding)
@@ -72,10 +72,10 @@ def _iterate_lines(text: str) -> Iterator[str]:
     return (line[0] for line in _LINE.finditer(text))
 
 
-def _measure_row_regularity(sample: str, delimiter: str) -> float:
+def _measure_row_regularity(csv_sample: str, delimiter: str) -> float:
     """Returns the share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
-        rows = list(csv.reader(_iterate_lines(sample), delimiter=delimiter))
+        rows = list(csv.reader(_iterate_lines(csv_sample), delimiter=delimiter))
     except csv.Error:
         return 0.0
     widths = Counter(len(row) for row in rows if row)
@@ -83,26 +83,26 @@ def _measure_row_regularity(sample: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def format_table(rows: Iterable[Sequence[str]]) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells. The rows are
+def format_table(rows: _Rows) -> str:
+    """Returns a line `name: value; name: value` for each row, without empty cells; `rows` is
     iterated over several times."""
     widths = Counter(map(_count_filled_cells, rows))
     del widths[0]
     if not widths:
         return ""
     usual_width = max(widths, key=lambda width: widths[width])
-    rows_above = _count_rows_above(rows, usual_width)
-    body = (cells for row in islice(rows, rows_above, None) if any(cells := _clean_cells(row)))
+    rows_above = _count_rows_above_table(rows, usual_width)
+    body = (cells for row in islice(rows, rows_above, None) if any(cells := _collapse_spaces(row)))
     first = list(islice(body, _ROWS_LOOKED_AT))
-    named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_heading(first)
-    return "".join(_format_rows(rows, rows_above, first[0] if named else []))
+    named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_column_names(first)
+    return "".join(_format_table_rows(rows, rows_above, first[0] if named else []))
 
 
-def _format_rows(rows: Iterable[Sequence[str]], rows_above: int, names: list[str]) -> Iterator[str]:
+def _format_table_rows(rows: _Rows, rows_above: int, column_names: list[str]) -> Iterator[str]:
     """Yields the rows above the table unchanged, then each row of the table with column names."""
-    skip_heading = bool(names)
+    skip_heading = bool(column_names)
     for number, row in enumerate(rows):
-        cells = _clean_cells(row)
+        cells = _collapse_spaces(row)
         if not any(cells):
             continue
         if number < rows_above:
@@ -110,12 +110,12 @@ def _format_rows(rows: Iterable[Sequence[str]], rows_above: int, names: list[str
         elif skip_heading:
             skip_heading = False
         else:
-            names += [""] * (len(cells) - len(names))
-            named = ((names[at] or f"column {at + 1}", cell) for at, cell in enumerate(cells))
+            column_names += [""] * (len(cells) - len(column_names))
+            named = ((column_names[i] or f"column {i + 1}", cell) for i, cell in enumerate(cells))
             yield "; ".join(f"{name}: {cell}" for name, cell in named if cell) + "\n"
 
 
-def _clean_cells(row: Sequence[str]) -> list[str]:
+def _collapse_spaces(row: Sequence[str]) -> list[str]:
     return [" ".join(cell.split()) for cell in row]
 
 
@@ -124,9 +124,9 @@ def _count_filled_cells(row: Sequence[str]) -> int:
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
-def _count_rows_above(rows: Iterable[Sequence[str]], usual_width: int) -> int:
-    """Returns the number of rows above the table, as on top of a bank statement: up to the last
-    blank line, title or very short row before the first whole row."""
+def _count_rows_above_table(rows: _Rows, usual_width: int) -> int:
+    """Returns the number of rows above the table, the last of which is a blank line, title or very
+    short row before the first row of usual width."""
     rows_above = 0
     for number, row in enumerate(rows, 1):
         if _count_filled_cells(row) >= usual_width:
@@ -136,7 +136,7 @@ def _count_rows_above(rows: Iterable[Sequence[str]], usual_width: int) -> int:
     return rows_above
 
 
-def _starts_with_heading(rows: Sequence[Sequence[str]]) -> bool:
+def _starts_with_column_names(rows: Sequence[Sequence[str]]) -> bool:
     """Returns True if the first row names the columns: different words, at most one missing, and
     years only if the columns below have other numbers."""
     names = [cell for cell in rows[0] if cell]
@@ -183,13 +183,13 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
 
 
 class _Workbook:
-    """The strings, number formats and dates that cells of all sheets refer to, the file parts of
-    the sheets by title, and the number of formulas without a value."""
+    """Holds the sheets of an Excel workbook by title, and the strings, number formats and dates
+    that cells of all sheets refer to. `uncomputed` counts formulas without a stored value."""
 
     def __init__(self, parts: ZipParts, name: str) -> None:
         self._parts = parts
-        self._utils = import_optional("openpyxl.utils", "openpyxl", name)
-        self._numbers = import_optional("openpyxl.styles.numbers", "openpyxl", name)
+        self._utils = import_library("openpyxl.utils", "openpyxl", name)
+        self._numbers = import_library("openpyxl.styles.numbers", "openpyxl", name)
         self.uncomputed = 0
         root, links, by_kind = parts.parse_xml(_MAIN), {}, {}
         for link in parts.parse_xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
@@ -217,9 +217,9 @@ class _Workbook:
             numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
             self._formats = [formats.get(number, "General") for number in numbers]
 
-    def write_sheet(self, title: str, part: str, out: TextBuilder) -> None:
+    def write_sheet(self, title: str, sheet_part: str, out: TextBuilder) -> None:
         """Writes a sheet's title and values as lines, without empty rows and columns."""
-        rows = self._read_rows(part)
+        rows = self._read_sheet_rows(sheet_part)
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
@@ -231,12 +231,12 @@ class _Workbook:
             lines = format_table([[row.get(column, "") for column in columns] for row in rows])
         out.add_exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
-    def _read_rows(self, part: str) -> list[dict[int, str]]:
-        """Returns the text of cells by column, row after row; if a cell occurs twice, the last one
-        counts. One of several empty rows remains, as it may separate a title from a table."""
+    def _read_sheet_rows(self, sheet_part: str) -> list[dict[int, str]]:
+        """Returns the rows of a sheet as the texts of cells by column; of a cell that occurs twice,
+        the last counts. Several empty rows become one, which may separate a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
-        for element in self._parts.iterate_xml_elements(part, "{*}row"):
+        for element in self._parts.iterate_xml_elements(sheet_part, "{*}row"):
             number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
@@ -260,14 +260,14 @@ class _Workbook:
             self.uncomputed += kind == "n" and cell.find("{*}f") is not None
             return ""
         if kind == "n":
-            return self._format_number(cell, value)
+            return self._format_numeric_cell(cell, value)
         if kind == "b":
             return str(bool(int(value))).upper()
         value = self._strings[int(value)] if kind == "s" else value
         return _CONTROL.sub(" ", value).strip()
 
-    def _format_number(self, cell: Any, text: str) -> str:
-        value = float(text) if set(text) & set(".eE") else int(text)
+    def _format_numeric_cell(self, cell: Any, digits: str) -> str:
+        value = float(digits) if set(digits) & set(".eE") else int(digits)
         style = int(cell.get("s", "0"))
         form = self._formats[style] if style < len(self._formats) else "General"
         if self._numbers.is_date_format(form):
@@ -285,7 +285,7 @@ class _Workbook:
 
 
 def _extract_string_of_cell(element: Any) -> str:
-    """Returns the words of a string cell, without the marks of their pronunciation."""
+    """Returns the words of a string cell in a workbook, without marks of pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)
 

@@ -1,4 +1,4 @@
-"""The text of a document with its page and chapter marks, and the builder that assembles it."""
+"""Assembles the text of a document, with marks where its pages and chapters begin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """The page and chapter of the text from character `start` on."""
+    """Says to which page and chapter the text belongs from character `start` on."""
 
     start: int
     page: int | None = None
@@ -27,8 +27,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """The text of a document with \\n line endings, the ascending starts of its pages and chapters,
-    a description of missing contents, and the Python name of a plain text's encoding."""
+    """The text of a document, marks where its pages and chapters begin, descriptions of contents
+    that the text lacks, and the Python name of a plain text's encoding. Lines end with \\n."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -37,9 +37,9 @@ class ExtractedText:
 
 
 class TextBuilder:
-    """Builds a text and its marks from pieces in reading order.
+    """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    The attributes `page` and `chapter` are the place of the next piece. `left_out` counts omitted
+    Set `page` and `chapter` before the first piece of a page or chapter. `left_out` counts omitted
     pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
@@ -54,27 +54,27 @@ class TextBuilder:
         self._marks: list[Mark] = []
 
     def flow(self, text: str) -> None:
-        """Appends words of a paragraph; any white space becomes one space."""
+        """Appends words of a paragraph, and replaces any white space by one space."""
         words = " ".join(text.split())
         self._space |= text[:1].isspace()
         if words:
-            self._append_piece(words)
+            self._append_text_piece(words)
             self._space = text[-1].isspace()
 
     def add_exact_text(self, text: str) -> None:
         """Appends text without changing its white space."""
         if text:
-            self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
+            self._append_text_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
-    def set_prefix_of_next_piece(self, text: str) -> None:
+    def set_prefix_of_next_piece(self, prefix: str) -> None:
         """Sets a text, such as a list's bullet, that precedes the next piece of text."""
-        self._lead = text
+        self._lead = prefix
 
-    def append_exponent_sign(self, text: str) -> None:
-        """Appends ^ if `text`, which the caller appends next, is an exponent: 10^6, not 106."""
+    def append_exponent_sign(self, next_text: str) -> None:
+        """Appends ^ if `next_text`, which the caller appends next, is an exponent, as in 10^6."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
-        if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
-            self._append_piece("^")
+        if last.isalnum() and _RAISED.fullmatch(next_text.rstrip()):
+            self._append_text_piece("^")
 
     def break_line(self) -> None:
         """Ends the current line of text; a second call leaves an empty line."""
@@ -89,12 +89,13 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the text with the descriptions `missing` and the counts of omitted contents."""
+        """Returns the built text, with the descriptions `missing` and counts of left-out
+        contents."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
 
-    def _append_piece(self, text: str) -> None:
+    def _append_text_piece(self, text: str) -> None:
         gap = "\n" * self._newlines or " " * self._space if self._length else ""
         self._length += len(gap)
         last = self._marks[-1] if self._marks else Mark(0)
@@ -111,33 +112,32 @@ def replace_unprintable(text: str) -> str:
     return _SURROGATE.sub("\ufffd", _UNPRINTABLE.sub(" ", text))
 
 
-def label_document(name: str) -> str:
-    """Returns words for the document `name` in a message, such as `the document a.pdf`."""
-    return STDIN if name == STDIN else f"the document {name}"
+def label_document(document_name: str) -> str:
+    """Returns words for a document in a message, such as `the document a.pdf`."""
+    return STDIN if document_name == STDIN else f"the document {document_name}"
 
 
-def shorten_name_list(names: Sequence[str], limit: int = 3) -> str:
+def shorten_name_list(names: Sequence[str], shown_count: int = 3) -> str:
     """Joins names to a text that lists only the first of many: "a.png, b.png and 3 more"."""
-    others = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")
+    others = len(names) - shown_count
+    return ", ".join(names[:shown_count]) + (f" and {others:,} more" if others > 0 else "")
 
 
-def make_damage_error(name: str, format_name: str, reason: str) -> DocumentError:
-    """Returns the error for the document `name` that breaks the rules of format `format_name`."""
+def make_damage_error(document_name: str, format_name: str, reason: str) -> DocumentError:
+    """Returns the error for a damaged document, which breaks the rules of its format."""
     return DocumentError(
-        f"{label_document(name)} cannot be read as {format_name}; it is damaged or cut off "
-        f"({' '.join(reason.split())})",
+        f"{label_document(document_name)} cannot be read as {format_name}; it is damaged or cut "
+        f"off ({' '.join(reason.split())})",
         "get the file again; if another program can open the file, save a copy with that program",
     )
 
 
-def import_optional(module: str, package: str, name: str, *, extra: str = "") -> Any:
-    """Imports a library that the document `name` needs. Raises DocumentError: the package is not
-    installed; the hint names the `extra` of esa-cli that installs the package."""
+def import_library(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
+    """Imports a library that a document needs. Raises DocumentError: the package is not installed;
+    the hint names the `extra` of esa-cli that installs the package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise DocumentError(
-            f"{label_document(name)} cannot be read: the library {package} is not installed",
-            f"pip install 'esa-cli[{extra}]'" if extra else f"pip install {package}",
-        ) from error
+        problem = f"cannot be read: the library {package} is not installed"
+        hint = f"pip install 'esa-cli[{extra}]'" if extra else f"pip install {package}"
+        raise DocumentError(f"{label_document(document_name)} {problem}", hint) from error

@@ -1,4 +1,4 @@
-"""Reads the parts of zipped documents such as docx; an error of zipfile or lxml means damage."""
+"""Reads the files inside zipped documents such as docx, which are called parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from esa_cli.documents.readers.reading_process import check_unpacked_size
-from esa_cli.documents.readers.text_builder import import_optional, label_document
+from esa_cli.documents.readers.text_builder import import_library, label_document
 from esa_cli.errors import DocumentError
 
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -47,7 +47,7 @@ class ZipParts:
         return self._archive.read(part)
 
     def _read_xml_bytes(self, part: str) -> bytes:
-        """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
+        """Returns the bytes of an XML part, in which namespaces of Strict Open XML are replaced."""
         data = self.read_part(part)
         if not _STRICT.search(data, 0, 4096):
             return data
@@ -55,7 +55,7 @@ class ZipParts:
 
     def parse_xml(self, part: str) -> Any:
         """Returns the root element of an XML part, parsed without network access and entities."""
-        etree = import_optional("lxml.etree", "lxml", self._name)
+        etree = import_library("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
@@ -66,17 +66,17 @@ class ZipParts:
         return self.parse_xml(part) if part in self.names else None
 
     def iterate_xml_elements(self, part: str, tag: str) -> Iterator[Any]:
-        """Yields the elements with a tag, in order, of an XML part whose tree would be large."""
-        etree = import_optional("lxml.etree", "lxml", self._name)
+        """Yields the elements with a tag of an XML part, in order, without keeping a large tree."""
+        etree = import_library("lxml.etree", "lxml", self._name)
         file = io.BytesIO(self._read_xml_bytes(part))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()
 
 
-def make_password_error(name: str) -> DocumentError:
-    """Returns the error for the document `name` that is encrypted."""
+def make_password_error(document_name: str) -> DocumentError:
+    """Returns the error for a document that is protected by a password."""
     return DocumentError(
-        f"{label_document(name)} is protected by a password",
+        f"{label_document(document_name)} is protected by a password",
         "open the document, save it without a password, and name the new file",
     )

@@ -24,7 +24,7 @@ from esa_cli.errors import DocumentError, UsageError, get_first_line
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
 from esa_cli.system.registry import suggest_name
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 REFETCH = "fetch the official file again"
 
@@ -57,7 +57,7 @@ class BenchRecord:
     def compute_hash(self) -> str:
         """Returns a hash of the record's content, without the id."""
         fields = {name: value for name, value in vars(self).items() if name != "id"}
-        return text_digest(json.dumps(fields))[:16]
+        return digest_text(json.dumps(fields))[:16]
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import Progress
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 from esa_cli.version import __version__
 
 METHODS = ("closed-form", "pca", "learned")
@@ -287,7 +287,7 @@ class CalibrationJob:
             "method": best,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
-            "text": text_digest(json.dumps(self.ids)),
+            "text": digest_text(json.dumps(self.ids)),
         }
         with (
             _writing_errors(path),

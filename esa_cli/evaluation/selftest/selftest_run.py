@@ -28,7 +28,7 @@ from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import ALL_WORK, WorkShard
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 OWN = "own"
 """The name of the test whose document is the user's whole text."""
@@ -239,7 +239,7 @@ class SelftestAnswerer:
     def make_questions(self) -> DocumentQuestions:
         """Returns the document's questions, each once for every method of the group."""
         sample, group, questions = self.sample, self.group, list[QuestionToAsk]()
-        document = text_digest(sample.text)[:16]
+        document = digest_text(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
             settings = hash_method_settings(name, preset)
             for question in sample.questions:

@@ -22,7 +22,7 @@ from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.files import replace_atomically
 from esa_cli.system.machine import get_esa_home_folder, is_out_of_memory_error
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
@@ -383,7 +383,7 @@ def load_model_metadata(
         path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")
         digest, _, text = stored.partition("\n")
-        if digest == text_digest(text):
+        if digest == digest_text(text):
             metadata: dict[str, Any] = json.loads(text)
             return metadata
     return None
@@ -401,4 +401,4 @@ def store_model_metadata(
             path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
-                part.write_text(f"{text_digest(text)}\n{text}", "utf-8")
+                part.write_text(f"{digest_text(text)}\n{text}", "utf-8")

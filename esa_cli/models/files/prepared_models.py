@@ -28,7 +28,7 @@ from esa_cli.models.files.random_model import write_random_model
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import expand_home_folder, get_esa_home_folder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 from esa_cli.version import __version__
 
 MARKER = "esa.json"
@@ -159,7 +159,7 @@ def get_prepared_model_path(ref: ModelRef) -> Path:
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
-        stem, key = ref.text, text_digest(ref.text)
+        stem, key = ref.text, digest_text(ref.text)
     else:
         try:
             stat = ref.path.stat()
@@ -167,7 +167,7 @@ def get_prepared_model_path(ref: ModelRef) -> Path:
             message = f"{ref.text} cannot be read: {error.strerror}"
             raise ModelError(message, "check the path of the .gguf file") from error
         stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
-        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
+        key = digest_text(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model"
     return get_esa_home_folder() / "models" / f"{stem}-{key[:12]}"
 

@@ -32,7 +32,7 @@ from esa_cli.models.files.checkpoint_files import (
     store_model_metadata,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     import numpy
@@ -170,7 +170,7 @@ def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
     names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
     ids = {name: getattr(tokenizer, name) for name in names}
     special = dict(tokenizer.special_tokens_map)
-    return TokenizerMetadata(text_digest(plain), tokenizer.chat_template, special, ids)._asdict()
+    return TokenizerMetadata(digest_text(plain), tokenizer.chat_template, special, ids)._asdict()
 
 
 def _load_tokenizer_backend(folder: Path) -> Any:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from esa_cli.documents.document import find_sentence_ends, strip_text_span
+from esa_cli.documents.document import find_sentence_ends, strip_span
 from esa_cli.system.text import (
     Bm25Index,
     compute_digest_of_word_rules,
@@ -56,9 +56,9 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     for blank_start, blank_end in [
         *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
     ]:  # fmt: skip
-        start, last = strip_text_span(text, at, blank_start)
+        start, last = strip_span(text, at, blank_start)
         for end in find_sentence_ends(text, start, last):
-            first, stop = strip_text_span(text, start, end)
+            first, stop = strip_span(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end

@@ -17,7 +17,7 @@ from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, FileRecord, Library, LibraryEntry
 from esa_cli.system.files import compute_file_stamp, resolve_links, resolve_links_of_folders
 from esa_cli.system.progress import Progress
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 INDEX = "index"
 """The value of `rows` in the provenance of a token index."""
@@ -128,7 +128,7 @@ class FileIndexer:
 
 
 def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
-    digest = text_digest(document.text)
+    digest = digest_text(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
 
@@ -189,7 +189,7 @@ def sync_folder(
             "mount the folder's disk, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.save_folder_records(folder)
-    return FolderSyncResult(changes, removed, found.summarise_left_out(folder))
+    return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
 
 def delete_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:

@@ -27,7 +27,7 @@ from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.preset import Preset, find_adapter_folder, find_finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve_preset
 from esa_cli.storage.library.document_files import Layout
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 FORMAT = 3
 """The version of the cache key, increased when new prefills would differ."""
@@ -106,7 +106,7 @@ def _digest_tokenizer(tokenizer: Any) -> str:
         return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return text_digest(text)
+    return digest_text(text)
 
 
 def hash_method_settings(
@@ -147,4 +147,4 @@ def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name
 
 
 def _hash_as_json(facts: Mapping[str, Any]) -> str:
-    return text_digest(json.dumps(facts, sort_keys=True))[:16]
+    return digest_text(json.dumps(facts, sort_keys=True))[:16]

@@ -38,10 +38,10 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import (
     compute_digest_of_word_rules,
     detect_language,
+    encode_text,
     find_question_words,
     has_lone_surrogate,
     locate_content_words,
-    text_bytes,
 )
 
 NAME = "catalogue-1.sqlite"
@@ -116,7 +116,7 @@ class FileRecord(NamedTuple):
 def _encode_lone_surrogates(value: Any) -> Any:
     """Converts text with lone surrogates, such as a file name that is not UTF-8, to bytes."""
     lone = isinstance(value, str) and has_lone_surrogate(value)
-    return text_bytes(value) if lone else value
+    return encode_text(value) if lone else value
 
 
 def _decode_file_record(row: Iterable[Any]) -> FileRecord:
@@ -447,7 +447,7 @@ def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def _get_records_file_path(paths: LibraryPaths, folder: str) -> Path:
-    name = hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
+    name = hashlib.blake2b(encode_text(folder), digest_size=20).hexdigest()
     return paths.folders / f"{name}.folder"
 
 

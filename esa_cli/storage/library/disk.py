@@ -22,7 +22,7 @@ import platformdirs
 from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import expand_home_folder, format_size
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 ROOT = "ESA_LIBRARY"
 MARKER = "esa-library"
@@ -71,7 +71,7 @@ def hash_byte_strings(*parts: bytes) -> bytes:
 
 def compute_document_key(prefill_identity: str, text: str) -> str:
     """Returns a hash of a document's text and of the model and settings of its prefill."""
-    digest, identity = text_digest(text).encode(), prefill_identity.encode()
+    digest, identity = digest_text(text).encode(), prefill_identity.encode()
     return hash_byte_strings(b"document", bytes([FORMAT]), identity, digest).hex()
 
 

@@ -28,7 +28,7 @@ from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile, SegmentLayer
-from esa_cli.system.text import text_bytes, text_digest
+from esa_cli.system.text import digest_text, encode_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,7 +171,7 @@ class DocumentWriter:
         if not len(self.ids) == self.stored_token_count == len(offsets):
             raise self._make_missing_tokens_error()
         paths, key, names = self.paths, self.key, [one.path.stem for one in self.segments]
-        payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
+        payloads = {"text": encode_text(text), "tokens": pack_tokens(self.ids, offsets)}
         digests = {
             kind: self._write_file(paths.get_document_path(key, kind), payload)
             for kind, payload in payloads.items()
@@ -179,7 +179,7 @@ class DocumentWriter:
         entry = LibraryEntry(
             key=key, identity=self.identity, layout=self.layout, tokens=len(self.ids), head=head,
             segments=tuple(names), fit=self._fit, digests=digests,
-            text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
+            text_sha256=digest_text(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
         files = {kind: paths.get_document_path(key, kind) for kind in entry.own_file_suffixes}

@@ -24,7 +24,7 @@ from esa_cli.attention.compression import Linear, make_named_projection_tensors
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import digest_text
 
 State = dict[str, Tensor]
 """The state of one recurrent layer: its tensors by name."""
@@ -132,7 +132,7 @@ def _do_contents_match(entry: LibraryEntry, file_kind: str, payload: bytes, path
     layout, identity = entry.layout, entry.identity
     if file_kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
-        facts = disk.compute_document_key(identity, text), text_digest(text), len(text)
+        facts = disk.compute_document_key(identity, text), digest_text(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(document_files.extract_segment_hash, entry.segments)]
     if file_kind == "states":

@@ -50,13 +50,13 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert json.loads(asked.out)["searched"] == 6
     assert "searched the words of 6 documents, opened the best 2" in asked.err
     opened = list[str]()
-    real = document._read_file
+    real = document._read_document_bytes
 
     def count(source: str, limit: int) -> bytes:
         opened.append(source)
         return real(source, limit)
 
-    monkeypatch.setattr(document, "_read_file", count)
+    monkeypatch.setattr(document, "_read_document_bytes", count)
     again = run("ask", "town", "How old is the kiln?", "--json")
     assert names(again) == names(asked)
     assert len(opened) == 2, "unchanged files are not read again"

@@ -131,7 +131,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "iterate_poll_times", changes)
+    monkeypatch.setattr(files, "wait_between_polls", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

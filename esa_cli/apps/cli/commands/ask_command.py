@@ -22,7 +22,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_control_chars
 from esa_cli.documents.readers.text_builder import shorten_name_list
-from esa_cli.documents.sources import source_files
+from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
@@ -126,10 +126,10 @@ class AskCommandRun:
         from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
-        from esa_cli.system.text import text_digest
+        from esa_cli.system.text import digest_text
 
         opts, reporter = self.opts, self.reporter
-        files, library = source_files(document_names), Library()
+        files, library = find_files(document_names), Library()
         chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
@@ -156,7 +156,7 @@ class AskCommandRun:
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
-            new = [one.text for one in named if text_digest(one.text) not in stored]
+            new = [one.text for one in named if digest_text(one.text) not in stored]
             ready.model_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.
         is_script = opts.as_json or not sys.stdout.isatty()

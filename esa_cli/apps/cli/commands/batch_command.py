@@ -27,14 +27,14 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
-from esa_cli.documents.document import LeftOutFiles, SourceFiles, gather, source_files
+from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.strict_parsing import load_json
-from esa_cli.system.text import has_lone_surrogate, text_digest
+from esa_cli.system.text import digest_text, has_lone_surrogate
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -112,7 +112,7 @@ def batch(
         reporter.clear_spinner()
         seconds, failed = (
             time.monotonic() - started,
-            sum(index < end for index in answers.failed_places),
+            sum(index < end for index in answers.failed_question_indices),
         )
         if as_json:
             counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
@@ -144,7 +144,7 @@ def _load_batch_questions(
             reporter.warn(f"esa: {questions_file}, line {question.line}: {question.fault}")
     sources = list(dict.fromkeys(question.files for question in questions))
     for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
-        reporter.warn(f"esa: {left_out.line}")
+        reporter.warn(f"esa: {left_out.message}")
     for document in dict.fromkeys(one for source in sources for one in source.paths):
         if not os.path.exists(document):
             reporter.warn(f"esa: there is no document {document}")
@@ -160,7 +160,7 @@ class BatchQuestion:
     id: Any
     question: str
     documents: tuple[str, ...]
-    files: SourceFiles
+    files: InputFiles
     key: str
     fault: str = ""
     """Why the question cannot be asked; the empty text if it can be asked."""
@@ -178,11 +178,11 @@ def read_questions_file(
         raise DocumentError(
             f"{questions_file} cannot be read: {error.strerror}", "check the path"
         ) from error
-    default, digest_file = source_files(default_documents), cache(_compute_file_digest)
+    default, digest_file = find_files(default_documents), cache(_compute_file_digest)
 
     @cache
-    def find_document_files(names: tuple[str, ...]) -> SourceFiles:
-        return source_files([str(questions_file.parent / name) for name in names])
+    def find_document_files(names: tuple[str, ...]) -> InputFiles:
+        return find_files([str(questions_file.parent / name) for name in names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
@@ -190,7 +190,7 @@ def read_questions_file(
             continue
         row, fault = _parse_batch_question(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
-        files = SourceFiles() if fault else default
+        files = InputFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
         if not fault:
             if row.get("documents") is not None:
@@ -198,11 +198,11 @@ def read_questions_file(
                 try:
                     files = find_document_files(names)
                 except DocumentError as error:
-                    files, fault = SourceFiles(), error.message
+                    files, fault = InputFiles(), error.message
             asked = [text, names, row.get("id"), answer_settings]
         # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in files.paths]]
-        digests = [text_digest(json.dumps(part, sort_keys=True, default=str)) for part in parts]
+        digests = [digest_text(json.dumps(part, sort_keys=True, default=str)) for part in parts]
         key = ".".join(digest[:16] for digest in digests)
         questions.append(BatchQuestion(line, id, text, names, files, key, fault))
     if all(question.fault for question in questions):
@@ -258,7 +258,7 @@ def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[QuestionGroup]:
     """Groups the questions whose index `is_wanted` accepts by their documents."""
-    by_documents: dict[SourceFiles, QuestionGroup] = {}
+    by_documents: dict[InputFiles, QuestionGroup] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
             by_documents.setdefault(question.files, []).append((index, question))
@@ -341,11 +341,11 @@ def _answer_question_group(
     books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
     open_books.needed = files.paths
     try:
-        gathered = gather(files, open_books.read_document).without_copies()
+        gathered = gather_documents(files, open_books.read_document).remove_repeated_texts()
         left_out = gathered.left_out
         books = [open_books.open_book(document) for document in gathered.documents]
         for file in left_out[len(files.left_out) :]:
-            warn(file.line)
+            warn(file.message)
     except EsaError as error:
         refusal = error
     for index, question in group:
@@ -359,7 +359,7 @@ def _answer_question_group(
             reply = esa.ask(question.question, books, **ask_arguments)
             lists = {
                 "missing": describe_unextracted_parts(books),
-                "left_out": [file.as_dict() for file in left_out],
+                "left_out": [file.to_dict() for file in left_out],
             }
             row |= reply.to_json() | {name: value for name, value in lists.items() if value}
         except EsaError as error:

@@ -54,12 +54,12 @@ class CalibrationOptions:
 
     def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks that the output file may be written. Raises UsageError, DocumentError."""
-        from esa_cli.documents.document import source_files
+        from esa_cli.documents.document import find_files
         from esa_cli.evaluation.calibration.fitted_projections import (
             refuse_to_overwrite_foreign_file,
         )
 
-        files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
+        files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
         if self.out.exists():
             refuse_to_overwrite_foreign_file(self.out)
 
@@ -96,14 +96,14 @@ def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
     """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
-    from esa_cli.documents.document import join_documents
+    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
     given = model.load_preset_for_comparison()
-    text = join_documents(read_documents(texts, reporter).documents)
+    text = join_texts(read_documents(texts, reporter).documents)
     ready = check_before_loading(given, model.choose_device_and_dtype(), reporter, runs_methods=True)
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load_for_methods(reporter)

@@ -22,10 +22,10 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
-from esa_cli.documents.sources import source_files
+from esa_cli.documents.sources import find_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field, read_json_lines
+from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field_name, read_json_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CollectedPlacesFile(JsonLinesFile):
     def _load_rows(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
 
-        check_first_field(path, FIRST)
+        check_first_field_name(path, FIRST)
         places = []
         for number, row in enumerate(read_json_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
@@ -167,7 +167,7 @@ def find(
             return stack.enter_context(opened)
 
         documents = QuestionDocuments(
-            source_files(names), library, reporter, stack,
+            find_files(names), library, reporter, stack,
             limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, ingests_unread=reads)
@@ -186,7 +186,7 @@ def find(
                     "read": all(book.read for book in books),
                     "documents": make_document_json_list(books),
                     **({"searched": documents.searched} if documents.searched else {}),
-                    "left_out": [file.as_dict() for file in documents.gathered.left_out],
+                    "left_out": [file.to_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if finder.is_loaded else None,
                     "preset": chosen.name,
                 }
@@ -343,12 +343,12 @@ def collect(
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
     from esa_cli.qa.presets.cache_key import hash_text_answer_settings
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist
-    from esa_cli.system.text import text_digest
+    from esa_cli.system.text import digest_text
 
     opts.refuse_conflicting_options()
     names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
     if opts.out is not None:
-        check_first_field(opts.out, FIRST)
+        check_first_field_name(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = reader_options.load_preset(model).alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
@@ -357,7 +357,7 @@ def collect(
                 "leave out --least, or --model and --reader",
             )
         check_adapter_and_finder_exist(chosen.answer)
-        files, library, reader = source_files(names), Library(), reader_options.choose_reader()
+        files, library, reader = find_files(names), Library(), reader_options.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
         documents = QuestionDocuments(
             files, library, reporter, stack, limit=None, in_library=opts.library
@@ -372,13 +372,13 @@ def collect(
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
-            "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
+            "documents": [(digest_text(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **opts.make_collect_arguments(),
             **reader_options.make_answer_key_fields(),
         }
-        key = text_digest(json.dumps(inputs, sort_keys=True))[:16]
+        key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
         places, coverage = _collect_and_print_places(esa, question, books, opts, file, reporter)
         caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
@@ -393,7 +393,7 @@ def collect(
                     "places": [p.to_json() for p in (different if opts.distinct else places)],
                     "coverage": coverage._asdict(),
                     "documents": make_document_json_list(books),
-                    "left_out": [file.as_dict() for file in documents.gathered.left_out],
+                    "left_out": [file.to_dict() for file in documents.gathered.left_out],
                     "model": chosen.model,
                     "reader": None if esa.reader is None else esa.reader.name,
                     "preset": chosen.name,

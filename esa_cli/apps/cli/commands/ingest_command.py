@@ -148,7 +148,7 @@ def _ingest_and_print_documents(
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:
             if as_json:
-                left_out = [file.as_dict() for file in gathered.left_out]
+                left_out = [file.to_dict() for file in gathered.left_out]
                 terminal.print_json({"documents": rows, "left_out": left_out})
             else:
                 table = [
@@ -175,7 +175,7 @@ def _update_library_from_folders(
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
-    from esa_cli.system.files import iterate_poll_times
+    from esa_cli.system.files import wait_between_polls
 
     library = Library()
     reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
@@ -207,7 +207,7 @@ def _update_library_from_folders(
         update_library_and_print_changes(folder, is_first_update=True)
     if watch:
         reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
-        for _ in iterate_poll_times():
+        for _ in wait_between_polls():
             time.sleep(SETTLE_S)
             for folder in reported_files:
                 update_library_and_print_changes(folder, is_first_update=False)
@@ -266,7 +266,7 @@ def update_library_from_folder(
         if record not in reported_files:
             reporter.warn_document_left_out(record.why, record.hint)
     for left_out in state.left_out if is_first else ():
-        reporter.warn(f"esa: {left_out.line}")
+        reporter.warn(f"esa: {left_out.message}")
     removed = [record.path for record in state.removed if record not in reported_files]
     reported_files.clear()
     reported_files.update(failed, state.removed)
@@ -285,7 +285,7 @@ def update_library_from_folder(
         "changed": [record.path for record in changes.changed],
         "removed": removed,
         "failed": [{"source": record.path, "why": record.why} for record in failed],
-        "left_out": [file.as_dict() for file in state.left_out],
+        "left_out": [file.to_dict() for file in state.left_out],
         "read": read,
         "pruned": [entry.id for entry in outdated],
         "seconds": round(time.perf_counter() - started, 3),

@@ -126,7 +126,7 @@ def _run_selftests(
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
     from esa_cli.system.jsonl import Journal
-    from esa_cli.system.text import text_digest
+    from esa_cli.system.text import digest_text
 
     shard = rows.check_files_and_parse_shard(rows.out)
     reporter.stage("import", 0, None)
@@ -143,7 +143,7 @@ def _run_selftests(
             "exact": False,
             **{key: getattr(settings, key) for key in COMMON_SETTINGS},
             "haystack": haystack.name,
-            "haystack_hash": text_digest(haystack.text)[:16] if haystack.text else None,
+            "haystack_hash": digest_text(haystack.text)[:16] if haystack.text else None,
             "dtype": place.dtype_name,
         },
         "preset_settings": preset.model_dump(exclude={"name", "description"}),
@@ -242,7 +242,7 @@ def compare(
     window.dense tokens.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
-    from esa_cli.documents.document import join_documents
+    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.selftest import run_plan
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
@@ -257,7 +257,7 @@ def compare(
     with terminal.Reporter(quiet) as reporter:
         refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_comparison()
-        text = join_documents(read_documents(documents, reporter).documents)
+        text = join_texts(read_documents(documents, reporter).documents)
         ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter, runs_methods=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.files import convert_writing_errors, write_atomically
+from esa_cli.system.files import convert_writing_errors, write_text_atomically
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def write_text_file(path: Path, text: str) -> None:
     with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
         place = path.resolve()  # a link stays a link
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
-            write_atomically(place, text)
+            write_text_atomically(place, text)
         else:
             place.write_text(text, "utf-8")
 

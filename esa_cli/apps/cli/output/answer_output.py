@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
-from esa_cli.documents.document import Sentences
+from esa_cli.documents.document import SentenceSplitter
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.machine import measure_peak_memory
@@ -62,7 +62,7 @@ def format_passage_line(
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
-        words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
+        words = words[SentenceSplitter(words).find_sentence_around(at - passage.start)[0] :]
     place = format_passage_place(passage, answer_found)
     text = strip_control_chars(f"  {place}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
@@ -124,7 +124,7 @@ def make_answer_json(
         "position": chosen.position["name"],
         "window": {name: getattr(chosen.window, name) for name in sizes},
         "documents": make_document_json_list(books),
-        "left_out": [file.as_dict() for file in left_out],
+        "left_out": [file.to_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_document_tokens or sum(book.tokens for book in books),
             "question": reply.question_tokens,
