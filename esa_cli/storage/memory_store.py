@@ -372,7 +372,9 @@ class AppendableStoreChain(KVStoreChain):
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        assert self.reduced_key_count >= self.tail_start_position, "all parts must have reduced keys"
+        assert self.reduced_key_count >= self.tail_start_position, (
+            "all parts must have reduced keys"
+        )
         self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_tail_tokens(self, read_only_store: KVStore) -> None:

@@ -135,7 +135,9 @@ def open_esa(
         keep = True
     ready = preset
     if not isinstance(ready, CheckedPreset):
-        ready = check_before_loading(ready, model_options.choose_device_and_dtype(), reporter, keep=keep)
+        ready = check_before_loading(
+            ready, model_options.choose_device_and_dtype(), reporter, keep=keep
+        )
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 

@@ -172,7 +172,9 @@ def test_layers_are_counted_as_the_model_counts_them(
             auto = KvCachePlacement(model, method, "auto")
             cache = attached.new_cache(auto.puts_cache_on_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
-            assert [one.store.is_on_device for one in cache.layer_kv_caches] == [not hosted] * len(kept)
+            assert [one.store.is_on_device for one in cache.layer_kv_caches] == [not hosted] * len(
+                kept
+            )
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

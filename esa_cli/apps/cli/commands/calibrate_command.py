@@ -104,7 +104,9 @@ def _fit_and_measure_compressors(
 
     given = model.load_preset_for_comparison()
     text = join_texts(read_documents(texts, reporter).documents)
-    ready = check_before_loading(given, model.choose_device_and_dtype(), reporter, runs_methods=True)
+    ready = check_before_loading(
+        given, model.choose_device_and_dtype(), reporter, runs_methods=True
+    )
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load_for_methods(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)

@@ -67,9 +67,7 @@ def choose_demo_questions(question_count: int) -> list[DemoQuestion]:
     return [*answered[: max(1, question_count - 1)], *[unanswered][: question_count - 1]]
 
 
-def _ask_and_check_answer(
-    esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter
-) -> bool:
+def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 

@@ -232,7 +232,9 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(user_library: Library, names_or_ids: Sequence[str]) -> list[LibraryEntry]:
+def _find_stored_documents(
+    user_library: Library, names_or_ids: Sequence[str]
+) -> list[LibraryEntry]:
     """Finds stored documents by their names or the beginnings of their ids, without duplicates."""
     entries = dict[str, LibraryEntry]()
     for name in names_or_ids:

@@ -258,7 +258,9 @@ def compare(
         refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_comparison()
         text = join_texts(read_documents(documents, reporter).documents)
-        ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter, runs_methods=True)
+        ready = check_before_loading(
+            chosen, model.choose_device_and_dtype(), reporter, runs_methods=True
+        )
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
@@ -376,7 +378,10 @@ def bench(
 
         deadline = rows.compute_deadline()
         write = partial(
-            answer_questions, journal=journal, deadline=deadline, on_left_out=warn_of_too_long_question
+            answer_questions,
+            journal=journal,
+            deadline=deadline,
+            on_left_out=warn_of_too_long_question,
         )
         with quiet_transformers():
             loaded = known.load_for_methods(reporter)
