@@ -344,7 +344,6 @@ class Esa:
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
         from esa_cli.qa.answering.question_form import expand_ellipsis, find_referenced_turn
-        from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
         whole = expand_ellipsis(question, history)
@@ -353,7 +352,9 @@ class Esa:
             finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
             found = self.search.find_passages_to_read(whole, books, count, earlier)
             unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
-            return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
+            return self.spans.rank_passages(
+                whole, found, by_span=self.reader is None, unmentioned_share=unmentioned
+            )
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,

@@ -37,11 +37,12 @@ from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
-PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
+PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
-UNANSWERED = "(not told)"
 MAPS = "maps.safetensors"
 """The name of the file with a finder's projections."""
+HEAD = "head.safetensors"
+"""The name of the file with the head of an adapter for reading passages."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -72,7 +73,6 @@ class AnswerSettings(_StrictSettings):
             text for questions that ask for more than a quotation.
         documents: the number of documents of folders, patterns and the library that are opened.
         passages: the number of passages that are read again. prompt: around one passage.
-        unanswered: the adapter's answer for a passage without one.
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
@@ -88,7 +88,6 @@ class AnswerSettings(_StrictSettings):
     documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
     prompt: str = PROMPT
-    unanswered: str = UNANSWERED
     adapter: str | None = None
     reader: str | None = None
     finder: str | None = None
@@ -273,9 +272,7 @@ def check_adapter_and_finder_exist(settings: AnswerSettings) -> None:
 
 def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
-    from esa_cli.models.text_passes.text_forward import CONFIG
-
-    return _find_folder_with_file(adapter_name, "adapter", CONFIG)
+    return _find_folder_with_file(adapter_name, "adapter", HEAD)
 
 
 def find_finder_folder(finder_name: str) -> Path:

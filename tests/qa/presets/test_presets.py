@@ -8,9 +8,8 @@ import pytest
 
 from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
-from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import preset, preset_files, resolved_preset
-from esa_cli.qa.presets.preset import AnswerSettings, find_adapter_folder, load_preset
+from esa_cli.qa.presets.preset import HEAD, AnswerSettings, find_adapter_folder, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 SHIPPED = sorted(path.stem for path in preset_files.find_shipped_preset_folder().glob("*.yaml"))
@@ -168,7 +167,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / CONFIG).write_text("{}", "utf-8")
+    (folder / HEAD).write_bytes(b"")
     return folder
 
 
