@@ -18,7 +18,7 @@ def fold(q: Tensor, key_head_count: int) -> Tensor:
     return q.sum(1).transpose(0, 1).reshape(count, -1)
 
 
-def join_key_heads(keys: Tensor) -> Tensor:
+def concat_key_heads(keys: Tensor) -> Tensor:
     """Concatenates the G heads of keys (G, n, D) into (n, G * D)."""
     return keys.transpose(0, 1).reshape(keys.shape[1], -1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Compressor, Moments, require_minimum
+from esa_cli.attention.parts import Compressor, Moments, require_at_least
 from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError
 
@@ -91,7 +91,7 @@ class ClosedFormCompressor(Compressor):
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        require_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)

@@ -28,10 +28,10 @@ Temperature = Callable[[Tensor], Tensor]
 
 
 def compute_temperature_factors(
-    temperature_function: Temperature, positions: Tensor, like: Tensor
+    temperature_function: Temperature, positions: Tensor, q: Tensor
 ) -> Tensor:
     """Returns the factors (n, 1) by which the model scales queries at positions (n,)."""
-    return temperature_function(positions.to(like.device, non_blocking=True))[:, None].to(like)
+    return temperature_function(positions.to(q.device, non_blocking=True))[:, None].to(q)
 
 
 class SelectiveAttention:
@@ -50,7 +50,7 @@ class SelectiveAttention:
     ) -> None:  # fmt: skip
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
         self.layers, self.temperature = layers, temperature
-        self._attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
+        self._attend = partial(attend, scale=scale, kernel=method.kernel, soft_cap=cap)
         self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
@@ -87,7 +87,7 @@ class SelectiveAttention:
             q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with report_plugin_errors(vars(method)):
-            for chunk in method.window.cut_call_into_chunks(method.reading, start, stop, query):
+            for chunk in method.window.split_forward_call(method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
                 out[:, own] = self.compute_chunk_attention(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
@@ -102,7 +102,7 @@ class SelectiveAttention:
         """Returns the attention output (H, C, D) for the queries q (H, C, D) of a chunk."""
         method, rope = self.method, self.choose_rope(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.token_count
-        memory.add_chunk_moments(method, rope, q, start)
+        memory.add_to_moments(method, rope, q, start)
         local = method.window.count_local_tokens(chunk, turn_state)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
@@ -200,15 +200,15 @@ class SelectiveAttention:
         return [(out, lse)]
 
     def _attend_single_query(
-        self, memory: LayerMemory, trace: ChunkTrace, far_tokens: Tensor
+        self, memory: LayerMemory, trace: ChunkTrace, far_token_positions: Tensor
     ) -> Output:
         """Computes attention of a single query to near and far keys in one kernel call, with far
         keys rotated to the distance from the query that the position encoding gives."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = make_single_query_positions(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if far_tokens.shape[0]:
-            far_keys, far_values = memory.fetch_far_keys_and_values(far_tokens)
+        if far_token_positions.shape[0]:
+            far_keys, far_values = memory.fetch_far_keys_and_values(far_token_positions)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -43,7 +43,7 @@ class Moments:
         self.queries, self.keys, self.count, self.seen = queries, keys, count, end_position
 
 
-def require_minimum(minimum: float, **settings: float | None) -> None:
+def require_at_least(minimum: float, **settings: float | None) -> None:
     """Raises ValueError for a setting below the minimum; a setting may be None."""
     for name, value in settings.items():
         if value is not None and not value >= minimum:
@@ -198,9 +198,9 @@ class PositionEncoding(ABC):
         """Returns rotary positions of a chunk's queries and of the far keys at positions `at`."""
 
 
-def is_builtin_part(part: object) -> bool:
+def is_builtin_part(method_part: object) -> bool:
     """Whether the class of a method's part belongs to `esa_cli` and not to a plugin."""
-    return type(part).__module__.startswith("esa_cli.")
+    return type(method_part).__module__.startswith("esa_cli.")
 
 
 def check_selected_offsets(offsets: Selection, step: Step, budget: int) -> None:

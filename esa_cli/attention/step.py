@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap, fold, join_key_heads
+from esa_cli.attention.algebra import apply_soft_cap, concat_key_heads, fold
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState, QuestionAndText
 
@@ -25,9 +25,9 @@ Selection = Tensor | list[Tensor]
 """Offsets (K,) of selected middle tokens, or a list with such a tensor for each query head."""
 
 
-def choose_tokens_per_block(logit_row_count: int) -> int:
+def choose_tokens_per_block(logits_per_token: int) -> int:
     """Returns for how many tokens logits are computed at once, so that a block fits into memory."""
-    return max(256, BLOCK_ELEMENTS // max(logit_row_count, 1))
+    return max(256, BLOCK_ELEMENTS // max(logits_per_token, 1))
 
 
 class Positions(NamedTuple):
@@ -104,7 +104,7 @@ class KVStore(Protocol):
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
 
-    def reduced_key_blocks(
+    def get_reduced_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields the reduced keys of the tokens [start, stop) in blocks, each as the position of
@@ -270,10 +270,10 @@ class Step:
         block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
-                yield at - self.low, q @ join_key_heads(keys).float().T
+                yield at - self.low, q @ concat_key_heads(keys).float().T
             return
         known: Projection | None = None
-        for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
+        for at, features in self.store.get_reduced_blocks(self.low, self.high, block):
             here = self.projection.get_projection_of_key(at)
             if here is not known:  # another document's
                 known, reduced = here, here.queries(q)

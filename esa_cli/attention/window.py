@@ -138,7 +138,7 @@ class Window:
         """Whether a chunk that begins at position `chunk_start` attends to all cached tokens."""
         return chunk_start <= self.full_attention_limit
 
-    def cut_call_into_chunks(
+    def split_forward_call(
         self, reading_mode: str, call_start: int, call_stop: int, turn_state: QueryState
     ) -> Iterator[TokenChunk]:
         """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most

@@ -52,9 +52,9 @@ def has_result_row(journal: Journal, question_fields: Mapping[str, Any]) -> bool
     return True
 
 
-def answer_questions(
+def ask_unanswered_questions(
     documents: Iterable[DocumentQuestions], journal: Journal, *, deadline: float | None = None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
+    on_result_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
     Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
     """Asks the questions that have no row in the journal, and adds a result row for each answer.
@@ -62,7 +62,7 @@ def answer_questions(
 
     Args:
         deadline: a time of `time.monotonic`, after which no further question is asked.
-        on_row: a function that is called with each new row.
+        on_result_row: a function that is called with each new row.
         on_left_out: a function that is called with each question that is too long; without the
             function, such a question ends the run with a LengthError.
 
@@ -95,5 +95,5 @@ def answer_questions(
                 return False
             row = {**question.fields, **question.ask()}
             journal.add_row(row)
-            on_row(row)
+            on_result_row(row)
     return True

@@ -26,7 +26,7 @@ class TextAnswerer:
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
-        self._reset_session()
+        self._empty_session_cache()
         model = session.model
         loaded = LoadedModel(
             text_model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
@@ -34,7 +34,7 @@ class TextAnswerer:
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
-    def _reset_session(self) -> None:
+    def _empty_session_cache(self) -> None:
         self.session.empty_cache()
         self.session.use_preset(self.preset)
 
@@ -43,10 +43,10 @@ class TextAnswerer:
         assert self._esa.spans is not None
         self._esa.spans.check_length(question, max_new_tokens)
 
-    def ingest_text(self, text: str, progress: Progress | None = None) -> float:
+    def index_text(self, text: str, progress: Progress | None = None) -> float:
         """Indexes a text for later questions, and returns the seconds that this took."""
         started = time.perf_counter()
-        self._reset_session()
+        self._empty_session_cache()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.get_passage_finder(self._esa.add_token_ranges([book]))
         if progress is not None and not book.read:

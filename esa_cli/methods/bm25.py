@@ -22,7 +22,7 @@ from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import PresetSizes, recipe, register
 from esa_cli.system.text import (
     Bm25Index,
     detect_language,
@@ -110,6 +110,6 @@ class Bm25Score(Score):
     source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
     cost=f"M once a question, + {ATTENDED}",
 )
-def build_bm25_settings(preset: Base) -> dict[str, Any]:
+def build_bm25_settings(preset: PresetSizes) -> dict[str, Any]:
     score = {"name": "bm25", "window": 64, "layers": "first"}
     return {**build_esa_consensus_settings(preset), "score": score}

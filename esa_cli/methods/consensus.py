@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, require_minimum
+from esa_cli.attention.parts import Score, Selector, require_at_least
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import PresetSizes, recipe, register
 from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
+def average_over_windows(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
     """Averages scores (n, M) over windows of tokens, one of which begins every `stride` tokens."""
     return functional.avg_pool1d(scores, window_size, stride)
 
@@ -47,7 +47,7 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(budget // window_size):
-        means = average_window_scores(left[None], window_size)[0]
+        means = average_over_windows(left[None], window_size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
@@ -78,7 +78,7 @@ class SummedLayerScores:
 
 
 @dataclass
-class ConsensusState:
+class LayerScoresState:
     """The layer scores of one question and its answer, which a `LayerSumSelector` sums.
 
     Args:
@@ -110,19 +110,19 @@ class LayerSumSelector(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    def new_turn_state(self) -> ConsensusState:
-        return ConsensusState()
+    def new_turn_state(self) -> LayerScoresState:
+        return LayerScoresState()
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        turn: ConsensusState = step.turn_state(self)
+        turn: LayerScoresState = step.turn_state(self)
         if turn.surveyed is not None:
-            return self._reuse_selection(turn.surveyed, step, budget)
+            return self._select_by_scores(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
         if earlier:
-            return self._reuse_selection(layer_scores[max(earlier)], step, budget)
+            return self._select_by_scores(layer_scores[max(earlier)], step, budget)
         before = layer_scores.get(step.start)
         if before is None or before.layer >= step.layer:
             before = None
@@ -143,16 +143,16 @@ class LayerSumSelector(Selector):
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
-        turn: ConsensusState = step.turn_state(self)
+        turn: LayerScoresState = step.turn_state(self)
         last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
         scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
-    def after_survey(self, turn: ConsensusState | None) -> ConsensusState:
+    def after_survey(self, turn: LayerScoresState | None) -> LayerScoresState:
         layer_scores = turn.layer_scores if turn else {}
-        return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
+        return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
+    def _select_by_scores(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
         """Returns the tokens that earlier scores select, which all layers and later tokens
         share."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
@@ -172,7 +172,7 @@ class LayerConsensusSelector(LayerSumSelector):
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        require_minimum(1, passage=self.passage)
+        require_at_least(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -190,7 +190,7 @@ class LayerConsensusSelector(LayerSumSelector):
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_settings(preset: Base) -> dict[str, Any]:
+def build_esa_consensus_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
@@ -211,7 +211,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = average_window_scores(finite[None], min(window_size, scores.shape[0]))[0]
+    means = average_over_windows(finite[None], min(window_size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)
@@ -229,7 +229,7 @@ class FusedConsensusSelector(LayerConsensusSelector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(0, weight=self.weight)
+        require_at_least(0, weight=self.weight)
         registry.build_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
@@ -245,7 +245,7 @@ class FusedConsensusSelector(LayerConsensusSelector):
     source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_bm25_settings(preset: Base) -> dict[str, Any]:
+def build_esa_consensus_bm25_settings(preset: PresetSizes) -> dict[str, Any]:
     whole = build_esa_consensus_settings(preset)
     fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
     score = {key: value for key, value in whole["score"].items() if key != "heads"}

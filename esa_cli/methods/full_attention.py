@@ -12,18 +12,17 @@ compares with NTK without saying whether the base is fixed, as in `ntk`, or dyna
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector, require_minimum
+from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, Settings, recipe, register
 
 ROOM = 256
 """Number of tokens for the prompt, the question and the answer."""
@@ -123,7 +122,7 @@ class DynamicNtkPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(1, trained=self.trained)
+        require_at_least(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         find_rotary_base(inverse)  # refuses a model at once, not in mid-document
@@ -148,7 +147,7 @@ class YarnPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(1, trained=self.trained)
+        require_at_least(1, trained=self.trained)
         if not self.beta_fast >= self.beta_slow > 0:
             raise ValueError(
                 f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
@@ -195,7 +194,7 @@ class ReRopePositions(FixedDistancePositions):
     trained: int = 0
 
     def __post_init__(self) -> None:
-        require_minimum(1, distance=self.distance)
+        require_at_least(1, distance=self.distance)
         if self.trained < 0 or self.trained == 1:
             raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
 
@@ -210,20 +209,20 @@ class ReRopePositions(FixedDistancePositions):
 
 
 def _register_full_attention(
-    name: str, about: str, source: str, build_position_settings: Callable[[Base], dict[str, Any]]
+    name: str, about: str, source: str, build_position_settings: Settings
 ) -> None:
     """Registers a recipe of full attention with a position encoding."""
 
-    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+    def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
         return {**everything, "position": build_position_settings(preset)}
 
     cost = "H C N D: every cached token is attended to"
     about = f"full attention{about}"
-    recipe(name, about=about, source=source, cost=cost, full=True)(build_recipe_settings)
+    recipe(name, about=about, source=source, cost=cost, full=True)(build_method_settings)
 
 
-def _compute_stretch_factor(preset: Base) -> float:
+def _compute_stretch_factor(preset: PresetSizes) -> float:
     """Returns how many trained windows hold the document and the question, rounded up."""
     taken = preset.length + ROOM if preset.length else 0
     return float(max(1, math.ceil(taken / preset.context)))

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import apply_soft_cap
-from esa_cli.attention.parts import Selector, require_minimum
+from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import TOKENS_AT_ONCE, KeyBlockCache, list_block_tokens
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
 from esa_cli.storage.memory_store import GrowingRowMatrix
 
 KEPT_CHUNKS = 8
@@ -89,17 +89,17 @@ class ReceivedAttention:
             for at, view in self.rows.get_blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def get_received_attention(self, start: int, stop: int) -> Tensor:
+    def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
         """Returns the attention (stop - start, H) that the tokens [start, stop) received."""
-        out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
-        known = min(stop, self.rows.length)
-        if known > start:
-            out[: known - start] = self.rows.get_row_range(start, known)
+        out = torch.zeros(end_position - first_position, self.rows.width, device=self.rows.device)
+        known = min(end_position, self.rows.length)
+        if known > first_position:
+            out[: known - first_position] = self.rows.get_row_range(first_position, known)
         return out
 
 
 @dataclass
-class InfLLMState(LayerState):
+class InfLLMLayerState(LayerState):
     """The attention that a layer's tokens received, and the representative keys of blocks of
     tokens."""
 
@@ -123,13 +123,13 @@ class InfLLMSelector(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        require_minimum(1, block=self.block, representatives=self.representatives)
+        require_at_least(1, block=self.block, representatives=self.representatives)
 
-    def new_layer_state(self) -> InfLLMState:
-        return InfLLMState()
+    def new_layer_state(self) -> InfLLMLayerState:
+        return InfLLMLayerState()
 
     def observe(self, step: Step) -> None:
-        state: InfLLMState = step.layer_state(self)
+        state: InfLLMLayerState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRowMatrix(step.queries.shape[0], torch.float32, step.queries.device)
             state.mass = ReceivedAttention(rows)
@@ -151,7 +151,7 @@ class InfLLMSelector(Selector):
         """Returns the scores (n,) of the n whole blocks of middle tokens."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
-        state: InfLLMState = step.layer_state(self)
+        state: InfLLMLayerState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
         def average_block_keys(first_token: int, block_count: int) -> Tensor:
@@ -170,12 +170,12 @@ class InfLLMSelector(Selector):
         return torch.cat(scores)
 
     def _average_representative_keys(
-        self, keys: Tensor, received_attention: Tensor | None, heads: int
+        self, keys: Tensor, received_attention: Tensor | None, head_count: int
     ) -> Tensor:
         """Returns mean representatives (n, H * D) of n blocks of keys (G, n, block, D), by the
         attention (n * block, H) that the keys received."""
         groups, count, size, dim = keys.shape
-        share = heads // groups
+        share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
         if (r := received_attention) is None:
             return mean.transpose(0, 1).flatten(1)
@@ -195,7 +195,7 @@ class InfLLMSelector(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def build_infllm_settings(preset: Base) -> dict[str, Any]:
+def build_infllm_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
     position = {"name": "infllm", "distance": max(preset.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}

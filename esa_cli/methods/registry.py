@@ -31,9 +31,7 @@ T = TypeVar("T", bound=type)
 
 
 class RegisteredPart(NamedTuple):
-    """A class of a method's part, registered by kind and name, with its cost in the letters of
-    docs/plugins.md. By default, `about` is the docstring's first line, and `source` and `cost` are
-    those of the recipe of the same name or of the first recipe in the same file.
+    """A registered class of selectors, scores, compressors or position encodings.
 
     Args:
         about: by default the first line of the class's docstring.
@@ -47,7 +45,7 @@ class RegisteredPart(NamedTuple):
     cost: str
     cls: type
 
-    def get_text_dict(self) -> dict[str, str]:
+    def make_dict_without_class(self) -> dict[str, str]:
         """Returns all fields of a registered part except the class, which is no text."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
@@ -61,7 +59,7 @@ def register(
     """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
     Raises PluginError: the kind is unknown, the class is no dataclass, or the name is taken."""
 
-    def register_class(cls: T) -> T:
+    def register_part_class(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", suggest_name(kind, KINDS)
@@ -79,7 +77,7 @@ def register(
         PARTS[kind].add(name, RegisteredPart(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
-    return register_class
+    return register_part_class
 
 
 def _refuse_reserved_method_name(name: str) -> None:
@@ -160,7 +158,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
 
 
-class Base(NamedTuple):
+class PresetSizes(NamedTuple):
     """The settings of a preset from which a recipe computes its own settings.
 
     Args:
@@ -183,10 +181,13 @@ class Base(NamedTuple):
         return {"selected": 0, "local": self.window.selected + self.window.local}
 
 
+Base = PresetSizes
+"""The name by which plugins import the class."""
+
 OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
 """Settings for selectors that score by themselves; `vote` needs no reduced keys."""
 
-Settings = Callable[[Base], dict[str, Any]]
+Settings = Callable[[PresetSizes], dict[str, Any]]
 LAID = ("window", "selector", "score", "compressor", "position", "reading")
 """Settings that a recipe may set; model, prompt and trained window stay for a comparison."""
 
@@ -219,22 +220,22 @@ def recipe(
     recipe. Raises PluginError: the name is taken or reserved."""
     _refuse_reserved_method_name(name)
 
-    def register_function(settings: Settings) -> Settings:
+    def register_recipe_function(settings: Settings) -> Settings:
         whole = Recipe(
             name, about, source, cost, settings, full, find_origin_of_definition(settings)
         )
         RECIPES.add(name, whole, settings)
         return settings
 
-    return register_function
+    return register_recipe_function
 
 
-def list_recipes() -> list[Recipe]:
+def list_methods() -> list[Recipe]:
     """Returns every recipe, built in or from a plugin, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
-def find_recipe(name: str) -> Recipe:
+def find_method(name: str) -> Recipe:
     """Returns the recipe of this name, or a recipe that only sets the selector of this name. Raises
     UsageError: no recipe or selector has this name."""
     if name in RECIPES:
@@ -244,11 +245,11 @@ def find_recipe(name: str) -> Recipe:
         hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+    def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
     about, where = "the preset's settings with this selector", find_part_origin("selector", name)
-    return Recipe(name, about, where, "", build_recipe_settings, False, where)
+    return Recipe(name, about, where, "", build_method_settings, False, where)
 
 
 # Hashes of plugin files and of setting files, so that documents of earlier contents are not reused.
@@ -270,13 +271,13 @@ def hash_plugin_sources(method: Method) -> dict[str, str]:
     return hashes
 
 
-def find_kind_without_source_file(method: Method) -> str:
+def find_part_without_source_file(method: Method) -> str:
     """Returns the kind of a method's first part whose class has no source file, or an empty
     text."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 
-def hash_file_settings(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
+def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
     """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:

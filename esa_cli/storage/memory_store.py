@@ -228,7 +228,7 @@ class MemoryKVStore:
             self._features.set_expected_row_count(self._expected)
         self._features.append_rows(reduced_keys)
 
-    def reduced_key_blocks(
+    def get_reduced_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert self._features is not None, "the store must have reduced keys"
@@ -340,11 +340,11 @@ class KVStoreChain:
                 return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
-    def reduced_key_blocks(
+    def get_reduced_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
-            for at, features in store.reduced_key_blocks(low, high, most):
+            for at, features in store.get_reduced_blocks(low, high, most):
                 yield at - low + begin, features
 
     append = append_reduced_keys = crop = refuse_change_of_read_only_store

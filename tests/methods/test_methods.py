@@ -24,7 +24,7 @@ from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
-from esa_cli.evaluation.conformance import CheckResult, advance, check, make_step
+from esa_cli.evaluation.conformance import PluginCheckResult, advance, check, make_step
 from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
@@ -478,7 +478,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     assert all(len(row) >= 600 for row in got)
 
 
-def failed(findings: list[CheckResult]) -> list[CheckResult]:
+def failed(findings: list[PluginCheckResult]) -> list[PluginCheckResult]:
     return [finding for finding in findings if not finding.passed]
 
 

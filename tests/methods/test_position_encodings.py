@@ -299,7 +299,7 @@ PRESET = Preset(name="any", model="any", context=8192)
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     made = resolved_preset.apply_method(name, PRESET, length)
-    assert registry.find_recipe(name).full
+    assert registry.find_method(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build_part("score", made.score).features, "nothing is scored or reduced"
     assert (made.reading, made.window) == ("select", PRESET.window)

@@ -146,7 +146,7 @@ def test_load_file(write: Write) -> None:
     path.write_text(METHOD)
     for _ in range(2):
         assert plugin_loading.load_file(path) == [("method", "all-of-it")]
-    assert registry.find_recipe("all-of-it").origin == str(path.resolve())
+    assert registry.find_method("all-of-it").origin == str(path.resolve())
 
 
 def test_load_file_is_not_credited_with_what_it_imports(
@@ -186,7 +186,7 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
     assert {kind: registry.list_part_names(kind) for kind in registry.KINDS} == before
-    assert "all-of-it" not in [one.name for one in registry.list_recipes()]
+    assert "all-of-it" not in [one.name for one in registry.list_methods()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 

@@ -268,12 +268,12 @@ def plant_facts(paragraphs: list[Paragraph], facts: list[dict[str, Any]]) -> str
     return "\n\n".join(block.join_sentences() for block in paragraphs) + "\n"
 
 
-def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the text of a chronicle with facts, which has about `words` words."""
-    if words < MIN_WORDS:
-        raise ValueError(f"the chronicle with facts needs at least {MIN_WORDS} words, got {words}")
+def build_chronicle(word_count: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
+    """Builds the text of a chronicle with facts, which has about `word_count` words."""
+    if word_count < MIN_WORDS:
+        raise ValueError(f"chronicles with facts need at least {MIN_WORDS} words, got {word_count}")
     facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
-    rest = words - sum(len(fact["fact"].split()) for fact in facts)
+    rest = word_count - sum(len(fact["fact"].split()) for fact in facts)
     return plant_facts(ChronicleGenerator(seed).write_text_without_facts(rest), facts)
 
 

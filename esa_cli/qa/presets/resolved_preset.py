@@ -129,8 +129,8 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
-    recipe = registry.find_recipe(method_name)
-    base = registry.Base(preset.window, preset.context, preset.position, document_tokens)
+    recipe = registry.find_method(method_name)
+    base = registry.PresetSizes(preset.window, preset.context, preset.position, document_tokens)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     plain = switch_to_kv_cache_answers(plain)
@@ -148,12 +148,12 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     return changed
 
 
-def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
+def _get_recipe_settings(recipe: registry.Recipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
     """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
-        settings = recipe.settings(preset_base)
+        settings = recipe.settings(sizes)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:

@@ -74,7 +74,7 @@ class SegmentKVStore(SegmentLayer):
     def reduced_key_count(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def reduced_key_blocks(
+    def get_reduced_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced_key_count, "all tokens must have reduced keys"
