@@ -1,4 +1,4 @@
-"""Four attention kernels, which also return the log-sum-exp of the logits, and the choice of one.
+"""Computes attention by one of four kernels, which also return the log-sum-exp of the logits.
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), where query head h attends to the
 keys of key head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in
@@ -145,8 +145,9 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose_kernel_name(q: Tensor, wanted_name: str = "auto", soft_cap: float = 0.0) -> str:
-    """Returns the name of the wanted kernel, or of the best one for q if `auto` is wanted. Raises
-    UsageError: the named kernel is unknown, cannot run on this device, or computes no soft cap."""
+    """Returns `wanted_name`, or for `auto` the name of the fastest kernel that can process queries
+    q. Raises UsageError: the named kernel is unknown, cannot run on this device, or computes no
+    soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
@@ -176,7 +177,7 @@ def attend(
     """Computes softmax(scale * q k^T) v, and the log-sum-exp of its logits, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
-    capped = {"cap": soft_cap} if soft_cap else {}
+    capped = {"soft_cap": soft_cap} if soft_cap else {}
     return KERNELS[choose_kernel_name(q, kernel, soft_cap)].attend(q, k, v, causal, scale, **capped)
 
 

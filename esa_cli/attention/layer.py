@@ -1,8 +1,8 @@
 """Efficient Selective Attention of one layer, equation (1) and Algorithm 1 of the ESA paper.
 
-Step 10 attends to the local tokens and causally to the chunk itself, at consecutive positions. Step
-11 attends to the initial and the selected tokens, at positions of the method's position encoding.
-Steps 12-14 fuse the near and the far attention by log-sum-exp, without a mask tensor.
+Step 10 of Algorithm 1 attends to the local tokens and causally to the chunk itself, at consecutive
+positions. Step 11 of Algorithm 1 attends to the initial and the selected tokens, at positions of
+the method's position encoding. Steps 12-14 of Algorithm 1 fuse both outputs by their log-sum-exps.
 `models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SelectiveAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens, with the logits (H,) of an attention sink, if the model has one.
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any.
 
         Raises:
             SurveyPassComplete: the selector needs no further layer of the survey pass.

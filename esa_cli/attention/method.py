@@ -21,8 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A method of selective attention: window sizes, and a selector, score, compressor and position
-    encoding.
+    """A method of selective attention, with its window sizes, selector, score, compressor and
+    position encoding.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
@@ -50,7 +50,7 @@ FETCH_KEPT = 4096
 
 @dataclass
 class LayerMemory:
-    """One layer's memory of one document: its KV cache, and the projection fitted during prefill.
+    """One layer's KV cache of one document, and the projection that was fitted during prefill.
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
@@ -112,7 +112,7 @@ class LayerMemory:
         return projection
 
     def fetch_far_keys_and_values(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values (G, K, D) positions ascending positions (K,), for one token of an
+        """Returns the keys and values (G, K, D) at ascending positions (K,), for one token of an
         answer.
 
         Since consecutive tokens of an answer mostly attend to the same far tokens, fetched keys and
@@ -139,7 +139,8 @@ class LayerMemory:
         return keys, values
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, whose number is -`negative_count`; the projection remains."""
+        """Removes the last tokens, but not the projection; a `negative_count` of -3 removes
+        three."""
         self.free_fetched_keys_and_values()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + negative_count))
@@ -166,5 +167,5 @@ class KVSharingLayerMemory(LayerMemory):
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
         """Returns the projection of the layer with the keys, or None if that layer has not fitted a
-        projection, because fitting now would use too few tokens."""
+        projection yet."""
         return self.source.add_reduced_keys(method, end_position) if self.source.fitted else None

@@ -45,7 +45,8 @@ def make_single_query_positions(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The ESA paper's encoding: far queries at `distance`, far keys at 0, near tokens in order.
+    """Places all far tokens at `distance` from each query, and near tokens in order, as in the ESA
+    paper.
 
     Args:
         distance: w, the relative position of every far token."""

@@ -34,8 +34,8 @@ def cache_scores_if_few(
 
 @dataclass(frozen=True)
 class LogitSum(Score):
-    """The ESA paper's score: the maximum over queries (equation (4)) of the logits summed over
-    heads (equation (3)), less each query's maximum.
+    """The ESA paper's score, which sums logits over heads (equation (3)), subtracts each query's
+    maximum, and takes the maximum over queries (equation (4)).
 
     Args:
         rotate: whether queries are first rotated to the far distance; the ESA paper does not

@@ -30,7 +30,7 @@ class SlidingWindowAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens, with the logits (H,) of an attention sink, if the model has one."""
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any."""
         stop = len(memory.store)
         start = stop - q.shape[1]
         out = torch.empty_like(q)

@@ -1,8 +1,8 @@
 """The data that selectors, scores, compressors and position encodings get and return.
 
-Scores are computed in blocks of keys, and in float32 whatever the model's dtype: in bfloat16 the
-scores of thousands of tokens would have only some dozens of values, and in float16 sums over heads
-overflow. `esa_cli.attention` explains the letters in shapes, which have no batch axis."""
+Scores are computed in blocks of keys, and always in float32, since bfloat16 has too few digits to
+rank thousands of scores, and sums over heads overflow float16. `esa_cli.attention` explains the
+letters in shapes, which have no batch axis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def choose_tokens_per_block(logits_per_token: int) -> int:
 
 
 class Positions(NamedTuple):
-    """Positions to which RoPE rotates queries and keys, of which only differences matter."""
+    """Rotary positions of queries and keys; only the differences between positions matter."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -98,8 +98,9 @@ class KVStore(Protocol):
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the keys of the tokens [start, stop) in blocks, each as the position of its first
-        token and the keys (G, n, D) of the key heads `groups`, or of all key heads."""
+        """Yields blocks of the keys of the tokens [start, stop), as pairs of the first token's
+        position and the keys (G, n, D). `groups` lists the wanted key heads; None stands for all
+        key heads."""
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
@@ -107,11 +108,11 @@ class KVStore(Protocol):
     def get_reduced_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the reduced keys of the tokens [start, stop) in blocks, each as the position of
-        its first token and the reduced keys (n, R)."""
+        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
+        token's position and the reduced keys (n, R)."""
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, whose number is -`negative_count`, as transformers do."""
+        """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,8 @@ class Step:
         return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D), if `rotate` rotated so that their dot products with
-        unrotated keys are the attention logits at the far distance."""
+        """Returns the queries (H, C, D). `rotate` says whether the queries are rotated so that dot
+        products with unrotated keys are attention logits at the far distance."""
         return (
             self.rope.rotate_to_far_distance(self.queries, self.distance)
             if rotate
@@ -229,8 +230,9 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields attention logits of the middle tokens in blocks, each as the offset of its first
-        token into M and the logits (H, C, n) of the query heads `heads`, or of all."""
+        """Yields blocks of the middle tokens' attention logits, as pairs of the first token's
+        offset into M and the logits (H, C, n). `heads` lists the query heads; None stands for all
+        query heads."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
@@ -264,7 +266,7 @@ class Step:
         return apply_soft_cap(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields logits summed over heads in blocks, each as the offset of its first token into M
+        """Yields blocks of logits summed over heads, as pairs of the first token's offset into M
         and the sums (C, n), by equation (6) if the layer has reduced keys, else by equation (3)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = choose_tokens_per_block(self.queries.shape[1])

@@ -27,8 +27,8 @@ class QuestionAndText:
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the result of `compute` for a key, such as an index of the documents, which is
-        computed once and shared by all layers and later questions."""
+        """Calls `compute` at the first call with a key, and returns the cached result to all layers
+        and to later questions."""
         if key not in self.results:
             self.results[key] = compute()
         value: T = self.results[key]
@@ -36,7 +36,8 @@ class QuestionAndText:
 
 
 class Phase(Enum):
-    """The kind of a forward call, which decides which of its chunks select middle tokens."""
+    """The kind of a forward call, such as a prefill, which decides what chunks select middle
+    tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""
@@ -52,7 +53,7 @@ class SurveyPassComplete(Exception):
 
 @dataclass
 class QueryState:
-    """The state of one turn, which is a question with its answer, shared by all layers.
+    """The state of one question and its answer, which all layers share.
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;
@@ -161,9 +162,9 @@ class Window:
     def count_local_tokens(self, chunk: TokenChunk, turn_state: QueryState) -> int:
         """Returns the number of tokens right before a chunk that the chunk attends to in any case.
 
-        An answer has full attention if its question has, even if the answer grows past `dense`, so
-        that the document does not drop out of view in mid-answer. If `ending` is set, the local
-        tokens are the last `ending` tokens before the turn, and the turn's own tokens."""
+        If a question has full attention, the whole answer has full attention, however long it
+        grows. If `ending` is set, the local tokens are the last `ending` tokens of the documents,
+        and all earlier tokens of the question and the answer."""
         start = chunk.start
         if self.has_full_attention(start) or (chunk.decoding and turn_state.dense):
             return start

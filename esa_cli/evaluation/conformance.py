@@ -1,4 +1,4 @@
-"""Checks whether the parts and recipes of a plugin conform to the plugin interface."""
+"""Checks the selectors, scores, compressors, position encodings and methods of a plugin."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Checks = Iterator[str]
 
 @dataclass(frozen=True)
 class PluginCheckResult:
-    """The result of one check of a plugin's part or recipe."""
+    """The result of one check of a plugin's class or method."""
 
     check: str
     passed: bool
@@ -41,7 +41,7 @@ class PluginCheckResult:
 
 
 class _CheckFailure(Exception):
-    """Says which required property a plugin's part or recipe lacks."""
+    """Says why a plugin's class or method fails a check."""
 
 
 def _require(condition: bool | Tensor, failure_reason: str) -> None:
@@ -83,8 +83,8 @@ def describe_check_failure(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded_width: int = 32
 ) -> list[PluginCheckResult]:
-    """Checks a plugin's part, such as a selector, or a recipe if the kind is `method`. Stops at the
-    first failure. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
+    """Checks a plugin's class, such as a selector, or a method if the kind is `method`, until a
+    check fails. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(
@@ -92,8 +92,8 @@ def check(
         )
     checks = check_method_recipe(name)
     if kind in SUITES:
-        registry.find_part_class(kind, name)
-        checks = check_part(kind, name, options or {}, folded_width)
+        registry.find_class(kind, name)
+        checks = check_class(kind, name, options or {}, folded_width)
     findings: list[PluginCheckResult] = []
     try:
         for check_name in checks:
@@ -106,7 +106,7 @@ def check(
 
 
 def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginCheckResult]]:
-    """Loads a plugin file, and checks every part and recipe that the file registers, with default
+    """Loads a plugin file, and checks every class and method that the file registers, with default
     settings. Raises PluginError: the file is missing, does not run, or registers only readers."""
     kinds = (*SUITES, registry.RECIPES.kind)
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
@@ -118,10 +118,10 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginChec
     return {pair: check(*pair) for pair in pairs}
 
 
-def check_part(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
-    """Builds a plugin's part from settings, and runs the checks for the kind of part."""
+def check_class(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
+    """Makes an object of a plugin's class, and runs all checks for the kind, such as `selector`."""
     yield "builds a frozen dataclass of its base class"
-    cls: Any = registry.find_part_class(kind, name)
+    cls: Any = registry.find_class(kind, name)
     base, suite = SUITES[kind]
     _require(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
@@ -143,10 +143,11 @@ STEPS: dict[str, dict[str, Any]] = {
 """The arguments of `make_step` in each test case, by the case's name."""
 
 
-def _check_part_on_random_steps(
+def _check_on_random_steps(
     call_part: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
 ) -> None:
-    """Fails if a part gives invalid or varying results on random steps, or changes a step."""
+    """Fails if a selector or score gives other results for equal random inputs, or changes an
+    input."""
     first: dict[str, list[Tensor]] = {}
     for case in (*step_cases, *reversed(step_cases)):  # shows state kept from other steps
         options = dict(step_cases[case])
@@ -200,7 +201,7 @@ def check_selector(selector: parts.Selector) -> Checks:
     yield "valid results on random steps"
     cases = {case: {**options, "observe": observe} for case, options in STEPS.items()}
     cases |= {f"budget {n}": {"budget": n, "observe": observe} for n in (0, 1)}
-    _check_part_on_random_steps(select_and_check_offsets, {**cases, "nothing observed": {}})
+    _check_on_random_steps(select_and_check_offsets, {**cases, "nothing observed": {}})
     yield "works after the store is cropped"
     step = make_step(observe=observe)
     select_and_check_offsets(step)
@@ -229,7 +230,7 @@ def check_score(score: parts.Score) -> Checks:
         maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
         for dtype in (torch.float32, torch.bfloat16):
             cases[f"reduced keys, {dtype}"] = {"score": score, "projection": maps, "dtype": dtype}
-    _check_part_on_random_steps(score_random_step, cases)
+    _check_on_random_steps(score_random_step, cases)
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
     near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
@@ -375,11 +376,12 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "a short document": (8192, (64, 1024, 1024, 512), 100),
     "an unknown length": (8192, (64, 1024, 1024, 512), 0),
 }  # fmt: skip
-"""Test cases of a recipe: the model's trained window; I, k, L and C; the document's tokens."""
+"""Test cases of a method: the model's trained window; I, k, L and C; the document's tokens."""
 
 
 def check_method_recipe(name: str) -> Checks:
-    """Checks that a recipe gives valid settings in several cases, and the same settings twice."""
+    """Checks that a method has valid settings for several presets, and equal settings when called
+    again."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _prefix_failures_with_case(case):
@@ -402,7 +404,7 @@ def make_step(
     parts.Score = PLAIN, projection: Projection | None = None, observe: Observe | None = None,
     has_text: bool = True,
 ) -> Step:  # fmt: skip
-    """Makes a step of attention with random queries, keys and values, the same for equal arguments.
+    """Makes a `Step` with random queries, keys and values, which are equal for equal arguments.
 
     Args:
         observe: a selector's method that is called for every chunk before the step's chunk."""
@@ -438,7 +440,7 @@ def advance(
     step: Step, new_tokens: int = 8, *, decoding: bool = False, removed_tokens: int = 0, observe:
     Observe | None = None,
 ) -> Step:  # fmt: skip
-    """Makes the step of attention that follows a step, with random tokens."""
+    """Makes a `Step` for random tokens that follow the tokens of an earlier step."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(make_step_for_observe(step))
@@ -459,7 +461,7 @@ def advance(
 
 
 def make_step_for_observe(step: Step) -> Step:
-    """Makes the step that a selector's method `observe` gets, for the chunk of a given step."""
+    """Returns a copy of a step as a selector's method `observe` gets it, with the log-sum-exp."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)

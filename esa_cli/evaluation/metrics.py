@@ -194,7 +194,7 @@ def parse_star_counts(output: str, max_counts: int) -> set[int]:
 def score_star_counts(
     output: str, answers: Sequence[str], mistaken_counts: Sequence[int] | None
 ) -> float:
-    """Returns the mean score of the right counts of stars that an output of Counting-Stars lists.
+    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars.
 
     Args:
         mistaken_counts: None in the searching task, in which a listed right count scores 1. In the

@@ -17,9 +17,8 @@ from esa_cli.system.progress import Progress
 
 
 class TextAnswerer:
-    """Answers questions from the relevant passages of one text, as `esa ask` does, after emptying
-    the session's KV cache. Raises PresetError, ModelError: the preset's adapter or finder is
-    missing or does not fit."""
+    """Answers questions from the relevant passages of one text, as `esa ask` does. Raises
+    PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
 
     book: Book  # the text that was ingested last, with its index
     nbytes: int  # number of bytes of the token index of the text that was ingested last
@@ -57,7 +56,7 @@ class TextAnswerer:
     def ask(
         self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question, with all passages that the model read as the reply's evidence. Raises
+        """Answers a question; the reply's evidence is all passages that the model read. Raises
         LengthError, UsageError, as `check_question_length`.
 
         Args:

@@ -1,10 +1,10 @@
 """The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
-A token's score is the highest BM25 for the question's words (Robertson et al., Okapi at TREC-3,
-1994) of the windows that contain the token. The whole text is cut into windows of `window` tokens,
-one of which begins every half window. The score `bm25` uses neither queries nor keys. The method
-`bm25` has the window size, share, prompt and positions of `esa-consensus`, so that a comparison
-with `esa-consensus` compares only how windows are found."""
+A token's score is the highest BM25 score (Robertson et al., Okapi at TREC-3, 1994) of a window with
+the token for the question's words. The whole text is cut into windows of `window` tokens, one of
+which begins every half window. The score `bm25` uses neither queries nor keys. The method `bm25`
+has the windows, prompt and positions of `esa-consensus`, so that a comparison of both methods
+compares only how windows are found."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns for each token the question's BM25 score of the best window with the token."""
+        """Returns for each token the highest BM25 score for the question of a window with the
+        token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.compute_scores(known)

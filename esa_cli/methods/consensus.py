@@ -1,8 +1,8 @@
-"""Selection of whole windows of tokens by the sum of the scores of all layers so far.
+"""Selects whole windows of tokens by the sum of the scores of the current and all earlier layers.
 
-In a small model few layers find a passage in a long document, and other layers would use the
-passage, so each layer selects by the sum of its own scores and those of earlier layers. The tokens
-of an answer reuse the last layer's selection, and so does the second pass of a question.
+In a small model only few layers find the relevant passage of a long document, so each layer adds
+the scores of all earlier layers to its own scores. The second pass of a question and the tokens of
+an answer reuse the last layer's selection.
 
 The selector `fused-consensus` adds a second score, such as BM25, after standardising both scores,
 so that a score without clear winners does not outvote the other."""
@@ -91,7 +91,7 @@ class LayerScoresState:
 
 @dataclass(frozen=True)
 class LayerSumSelector(Selector):
-    """Base class of selectors that use the sum of the scores of the layers so far.
+    """Base class of selectors by the sum of the scores of the current and all earlier layers.
 
     If `rounds` is 2, the question passes through the model twice, and in the second pass every
     layer selects by the scores that all layers had in the first pass."""
@@ -153,8 +153,8 @@ class LayerSumSelector(Selector):
         return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _select_by_scores(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Returns the tokens that earlier scores select, which all layers and later tokens
-        share."""
+        """Returns offsets of the tokens with the best `earlier` scores, for all layers and later
+        tokens."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
@@ -165,8 +165,8 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class LayerConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far,
-    except windows that score less than `share` times the best window."""
+    """Selects windows of `passage` tokens by the scores summed over the current and all earlier
+    layers, except windows that score less than `share` times the best window."""
 
     passage: int = 64
     share: float = 0.0

@@ -1,9 +1,10 @@
 """Full attention, and position encodings for documents longer than a model's trained window.
 
 For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
-by s (Chen et al., 2023), `yarn` only slow ones (Peng et al., 2023), and `ntk` multiplies the rotary
-base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary base grows with the number of
-cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su, 2023).
+by s (Chen et al., 2023), and `yarn` only slow frequencies (Peng et al., 2023). For head dimension
+D, `ntk` multiplies the rotary base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary
+base grows with the number of cached tokens (emozilla, 2023). `rerope` limits the distances of
+tokens (Su, 2023).
 
 Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
 keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
@@ -107,7 +108,8 @@ class InterpolatedPositions(StretchedPositions):
 @register("position", "ntk", about="true positions, a larger rotary base")
 @dataclass(frozen=True)
 class NtkPositions(StretchedPositions):
-    """True positions with a rotary base enlarged for a text `factor` times the trained window."""
+    """True positions with a larger rotary base, for a text `factor` times as long as the trained
+    window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return _compute_frequencies_of_larger_base(inverse, self.factor), factor
@@ -135,11 +137,13 @@ class DynamicNtkPositions(StretchedPositions):
 @register("position", "yarn", about="true positions, slow frequencies stretched")
 @dataclass(frozen=True)
 class YarnPositions(StretchedPositions):
-    """True positions at YaRN's frequencies for a text `factor` times the trained window.
+    """True positions with YaRN's frequencies, for a text `factor` times as long as the trained
+    window.
 
-    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`, where gamma falls from 1 at the
-    dimension that turns `beta_fast` times in `trained` tokens to 0 at that which turns `beta_slow`
-    times. Cosines and sines are multiplied by 0.1 ln `factor` + 1, as in the YaRN paper."""
+    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`. Here gamma_i is 1 for
+    dimensions that turn more than `beta_fast` times in `trained` tokens, 0 below `beta_slow` turns,
+    and falls linearly between both. Cosines and sines are multiplied by 0.1 ln `factor` + 1, as in
+    the YaRN paper."""
 
     trained: int = 8192
     beta_fast: float = 32.0
@@ -211,7 +215,7 @@ class ReRopePositions(FixedDistancePositions):
 def _register_full_attention(
     name: str, about: str, source: str, build_position_settings: Settings
 ) -> None:
-    """Registers a recipe of full attention with a position encoding."""
+    """Registers a method of full attention with a position encoding."""
 
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
@@ -223,7 +227,7 @@ def _register_full_attention(
 
 
 def _compute_stretch_factor(preset: PresetSizes) -> float:
-    """Returns how many trained windows hold the document and the question, rounded up."""
+    """Returns the length of document and question as a number of trained windows, rounded up."""
     taken = preset.length + ROOM if preset.length else 0
     return float(max(1, math.ceil(taken / preset.context)))
 

@@ -1,12 +1,11 @@
 """The method InfLLM (Xiao et al., arXiv 2402.04617), which selects whole blocks of middle tokens.
 
 A block's representatives are, for each head, the unrotated keys that received most attention while
-their tokens were local or current, at true distances. A block's score is the sum over heads of the
-mean over queries of q · K, where K is the mean of the representatives and q is rotated to the
-position encoding's `distance`. InfLLM selects the blocks with the highest scores that fit the
-budget, and the middle tokens after the last whole block. Unlike in InfLLM's published code, the
-preset decides chunks and windows, and a block without received attention is represented by the mean
-of all its keys."""
+their tokens were local or current. A block's score is the sum over heads of the mean over queries
+of q · K, where K is the mean of the representatives and q is rotated to the position encoding's
+`distance`. InfLLM selects the blocks with the highest scores that fit the budget, and the middle
+tokens after the last whole block. Unlike in InfLLM's published code, the preset decides chunks and
+windows, and a block without received attention is represented by the mean of all its keys."""
 
 from __future__ import annotations
 
@@ -80,7 +79,8 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Retains the first `length` tokens, without the attention from later tokens, if known."""
+        """Removes tokens from position `length` on and, if known, the attention received from
+        them."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -90,7 +90,7 @@ class ReceivedAttention:
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
-        """Returns the attention (stop - start, H) that the tokens [start, stop) received."""
+        """Returns the attention (n, H) that n tokens, from `first_position` on, received."""
         out = torch.zeros(end_position - first_position, self.rows.width, device=self.rows.device)
         known = min(end_position, self.rows.length)
         if known > first_position:

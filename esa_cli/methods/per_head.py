@@ -1,4 +1,4 @@
-"""Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
+"""The methods Quest and Loki, which select tokens for each query head by approximate logits.
 
 Each head makes one selection for all queries of a chunk, by equation (4) of the ESA paper for this
 head alone. Quest (Tang et al., arXiv 2406.10774) bounds a page's logits by the sum over dimensions
@@ -51,7 +51,7 @@ def select_for_each_head(
 
 
 def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int) -> Tensor:
-    """Returns the offsets (K,) of the middle tokens in ascending blocks (n,) of tokens."""
+    """Returns the offsets (K,) of the middle tokens in the blocks with ascending indices (n,)."""
     offsets = torch.arange(block_size, device=block_indices.device)
     tokens = block_indices[:, None] * block_size + offsets
     return tokens[tokens < middle_count]
@@ -59,10 +59,10 @@ def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int)
 
 @dataclass
 class KeyBlockCache(LayerState):
-    """A cache of numbers computed from the keys of whole blocks of `size` tokens from `low` on.
+    """A cache of numbers that were computed from the keys of each whole block of `size` tokens.
 
     A block's numbers remain valid until the block, or one of the `lookahead` tokens after the
-    block, is cropped, because M begins at the same token in every step and grows at its end."""
+    block, is cropped."""
 
     low: int = 0
     size: int = 0
@@ -77,8 +77,8 @@ class KeyBlockCache(LayerState):
         self, step: Step, block_size: int, block_width: int,
         compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Computes the missing numbers of M's whole blocks by `compute_blocks(first token, count)`,
-        and returns all cached numbers."""
+        """Computes the numbers of the middle tokens' whole blocks that are not cached yet, and
+        returns the numbers of all whole blocks."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
             rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)
@@ -127,15 +127,16 @@ class QuestSelector(Selector):
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
-        """Returns the largest and smallest numbers (pages, G * 2 D) of each whole page's keys."""
+        """Returns each component's largest and smallest value (n, G * 2 D) in n whole pages of
+        keys."""
 
-        def find_extremes(first_token: int, page_count: int) -> Tensor:
+        def find_extremes_of_pages(first_token: int, page_count: int) -> Tensor:
             keys = step.store.span(first_token, first_token + page_count * self.page)[0]
             return find_page_extremes(keys, self.page)
 
         rows: KeyBlockCache = step.layer_state(self)
         return rows.extend_cache(
-            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes
+            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes_of_pages
         )
 
     def _compute_page_bounds(self, step: Step, page_extremes: GrowingRowMatrix) -> Blocks:
@@ -161,7 +162,7 @@ class QuestSelector(Selector):
 
 
 def find_page_extremes(keys: Tensor, page_size: int) -> Tensor:
-    """Returns the largest and smallest numbers (n, G * 2 D) in n pages of keys (G, n * page, D)."""
+    """Returns each component's largest and smallest value (n, G * 2 D) in n pages of keys."""
     pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)
@@ -238,7 +239,8 @@ class LokiSelector(Selector):
         )
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
-        """Returns principal directions (G, D, r) of keys, fitted anew if M or settings change."""
+        """Returns principal directions (G, D, r) of keys, fitted anew if the settings have
+        changed."""
         state: LokiLayerState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -268,7 +270,8 @@ class LokiSelector(Selector):
 def _register_per_head_method(
     name: str, about: str, source: str, cost: str, selector_options: dict[str, Any]
 ) -> None:
-    """Registers a recipe of a selector that attends to all far tokens at one distance."""
+    """Registers a method that selects tokens for each head, and places far tokens at one
+    distance."""
 
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """The methods InfiniRetri and ReContext, which select whole sentences.
 
-InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the tokens with the highest sum
-of the last layer's attention weights over heads, the question's tokens and the tokens of a phrase.
+InfiniRetri (Ye et al., arXiv 2502.12962) sums the last layer's attention weights over heads, the
+question's tokens and the tokens of a phrase, and selects the sentences of the best tokens.
 InfiniRetri as published has phrases of 8 tokens, and selects the sentences of the best 300 tokens.
 InfiniRetri as published passes the text through the model in pieces, together with the sentences
 selected so far; in esa the question passes once after the stored document.
@@ -51,7 +51,7 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
+    sentence may be selected in part. A token with the lowest score does not select its sentence."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300

@@ -32,7 +32,7 @@ FAR_DISTANCE = 2048
 
 
 def _make_settings_without_middle_tokens(preset: PresetSizes, position_name: str) -> dict[str, Any]:
-    """Returns a recipe's settings that spend the whole budget on initial and local tokens."""
+    """Returns a method's settings that spend the whole budget on initial and local tokens."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position_name}}
     return {"window": preset.local_only(), **parts, "reading": "local"}
 

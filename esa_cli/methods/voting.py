@@ -1,13 +1,13 @@
 """The score `vote`, which normalises each head's logits over the middle tokens.
 
 Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
-score's recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads) and
-`tokenselect`.
+methods `esa-vote`, `esa-individual` (the paper's ablation over heads) and `tokenselect` use the
+score.
 
-The recipe `tokenselect` selects the k middle tokens m with the highest sum over heads h of
-softmax_m(q_h · k_g(h),m), where q_h is the mean of the chunk's queries at their positions and keys
-are unrotated. Unlike the published code of TokenSelect, esa scores a query head with the key head
-that it attends with, caches no selection, and takes windows, chunk and k from the preset."""
+The method `tokenselect` takes the mean of a chunk's rotated queries, and in each head the softmax
+of the dot products with the unrotated keys of middle tokens. The k tokens with the highest sum over
+heads are selected. Unlike the published code of TokenSelect, esa caches no selection, and takes
+windows, chunk and k from the preset."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ class VoteScore(Score):
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
     def _merge_normalisers_of_heads(self, normaliser: Tensor) -> Tensor:
-        """Returns normalisers (H, C), or their maximum (1, C) if all heads share one maximum."""
+        """Returns the heads' normalisers (H, C), or their maximum (1, C) if `normalise` is
+        `query`."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 

@@ -22,7 +22,7 @@ from esa_cli.methods import registry
 BUILT_IN = [
     (kind, name)
     for kind in registry.KINDS
-    for name in registry.list_part_names(kind)
+    for name in registry.list_class_names(kind)
     if registry.find_part_origin(kind, name).startswith("esa_cli.") and name != "learned"
 ]
 

@@ -180,12 +180,12 @@ def test_load_file_is_not_credited_with_what_it_imports(
     ],
 )
 def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
-    before = {kind: registry.list_part_names(kind) for kind in registry.KINDS}
+    before = {kind: registry.list_class_names(kind) for kind in registry.KINDS}
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
-    assert {kind: registry.list_part_names(kind) for kind in registry.KINDS} == before
+    assert {kind: registry.list_class_names(kind) for kind in registry.KINDS} == before
     assert "all-of-it" not in [one.name for one in registry.list_methods()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"

@@ -67,8 +67,8 @@ class BenchRecordHashes:
     longest_prompt: str
 
     def has_all_result_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a result row for every pair of a record and a method.
-        Raises UsageError: a row belongs to another record or to other settings."""
+        """Says whether the result file has a row for every pair of a record and a method. Raises
+        UsageError: a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
             settings = hash_settings_without_prompt(method, preset)
@@ -94,7 +94,8 @@ class BenchRecordSelection:
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
-        """Yields lists of consecutive records about one document, for this process's shard only."""
+        """Yields lists of consecutive records about one document, of which this process asks its
+        share."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 

@@ -139,7 +139,8 @@ def read_json_rows(
 
 
 def fill_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
-    """Fills a prompt template, and splits the prompt into text before, document and question."""
+    """Returns a filled prompt in three pieces: text before the document, document, and text after
+    it."""
     before, after = template.split("{context}")
     return before.format(**values), document, after.format(**values)
 
@@ -167,7 +168,7 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     if form["score"] == "compute_rouge_l":
         metrics.import_benchmark_library("rouge")
 
-    def make_record(row: LongBenchRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: LongBenchRow, line_number: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
         prompt = fill_prompt_template(form["prompt"], row.context, input=row.input)
@@ -177,7 +178,7 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
             longest=form["longest"], chat=form["chat"], data=data,
         )  # fmt: skip
 
-    return read_json_rows(folder, [f"{task}.jsonl"], LongBenchRow, make_record)
+    return read_json_rows(folder, [f"{task}.jsonl"], LongBenchRow, make_bench_record)
 
 
 def score_longbench_output(record: BenchRecord, output: str) -> float:
@@ -204,14 +205,14 @@ class InfiniteBenchRow(BaseModel):
 
 
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: InfiniteBenchRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: InfiniteBenchRow, line_number: int) -> BenchRecord:
         fields = _make_prompt_template_values(row, task)
         prompt = fill_prompt_template(INFINITEBENCH[task]["prompt"], row.context, **fields)
         answers = _find_right_option_and_letter(row) if task in CHOICES else row.answer
         longest = 100 if task == "kv_retrieval" else 32
         return BenchRecord("infinitebench", task, str(line_number), *prompt, answers, longest)
 
-    return read_json_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
+    return read_json_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_bench_record)
 
 
 def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
@@ -285,7 +286,7 @@ def list_counting_stars_file_names(task: str) -> Sequence[str]:
 
 
 def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: CountingStarsRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: CountingStarsRow, line_number: int) -> BenchRecord:
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
         if not asked or document == row.question:
@@ -304,7 +305,7 @@ def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord
         )  # fmt: skip
 
     file_names = list_counting_stars_file_names(task)
-    return read_json_rows(folder, file_names, CountingStarsRow, make_record)
+    return read_json_rows(folder, file_names, CountingStarsRow, make_bench_record)
 
 
 def score_counting_stars_output(record: BenchRecord, output: str) -> float:

@@ -1,8 +1,8 @@
 """Fits low-rank projections of queries and keys to a text, and measures the projections' recall.
 
 The queries and keys are collected during a prefill that selects tokens by unreduced queries and
-keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and, unlike in
-the ESA paper, the epoch with the smallest validation loss gives the projections."""
+keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam. Unlike in the
+ESA paper, the projections of the epoch with the smallest validation loss are taken."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _MADE_BY = "esa_version"
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Settings of training projections with Adam, by default as in the ESA paper."""
+    """Settings for training projections with Adam; the defaults are those of the ESA paper."""
 
     epochs: int = 10
     batch: int = 128
@@ -124,7 +124,7 @@ def train_projections(queries: Tensor, keys: Tensor, rank: int, settings: AdamSe
 def fit_projections(
     fitting_method: str, queries: Tensor, keys: Tensor, rank: int, training: AdamSettings
 ) -> Linear:
-    """Fits low-rank projections to one layer's folded queries and keys by the given method."""
+    """Fits low-rank projections to one layer's folded queries and keys by one of `METHODS`."""
     rank = min(rank, queries.shape[1])
     if fitting_method == "learned":
         return train_projections(queries, keys, rank, training)
@@ -251,8 +251,8 @@ class ProjectionFitter:
         self, rank: int | None, fitting_methods: Sequence[str], training: AdamSettings, k_values:
         Sequence[int], progress: Progress | None = None,
     ) -> RecallStudy:  # fmt: skip
-        """Fits projections of each layer by each method, by default with the preset's rank, and
-        measures recall@k for several numbers k of keys."""
+        """Fits each layer's projections by each method, and measures recall@k for several k. A rank
+        of None stands for the preset's rank."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers

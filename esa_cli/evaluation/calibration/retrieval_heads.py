@@ -1,10 +1,11 @@
-"""Finds retrieval heads, which are attention heads whose votes find the passage with the answer.
+"""Finds retrieval heads, which are attention heads that attend most to the passage with the answer.
 
-A text with needles, which are hidden facts, is prefilled once. Half of the questions rank the heads
-by how often each head finds the needle alone, and the other half of the questions compare sets of
+The model is asked about needles, which are facts hidden in a text. Half of the questions rank the
+heads by how often a head alone finds the needle. The other half of the questions compare sets of
 the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
-overlapping windows of tokens, and M the number of middle tokens. Heads are ranked by votes, whereas
-Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
+overlapping windows of tokens, and M the number of middle tokens. A head's votes are its attention
+weights over the middle tokens alone; Wu and others (2024, arXiv 2404.15574) rank heads by the
+tokens that an answer copies."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def choose_window_stride(window_size: int) -> int:
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Sums middle tokens' votes (M,) over overlapping windows, and likewise the votes times the
-    tokens' offsets, and returns all sums as a tensor (2, W)."""
+    """Returns for W overlapping windows of tokens the sums of the tokens' votes (M,), and the sums
+    of votes times token offsets, as a tensor (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return average_over_windows(both, window_size, choose_window_stride(window_size)) * window_size
@@ -159,7 +160,7 @@ class HeadHits:
 
 
 def rank_heads(needle_hits: Tensor, held_out_hits: Tensor, margins: Tensor) -> list[HeadHits]:
-    """Sorts all heads by needles found, and then by margin, from tensors of shape (layers, H)."""
+    """Sorts all heads by hits and then by margin, which are given as tensors (layers, H)."""
     found, held_out = needle_hits.tolist(), held_out_hits.tolist()
     heads = [
         HeadHits(layer, head, found[layer][head], held_out[layer][head], float(mean))
@@ -219,8 +220,8 @@ class HeadSearchResult:
 
 
 def build_voting_method(preset: Preset) -> Method:
-    """Builds the preset's method with votes of all attention heads. Raises UsageError: the preset's
-    method does not select tokens by votes of chosen heads."""
+    """Builds the preset's method, with a score that sums the votes of all attention heads. Raises
+    UsageError: the preset's method does not select tokens by votes of chosen heads."""
     method = build_attention_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:

@@ -137,7 +137,7 @@ def explain_if_attention_is_full(document_tokens: int, presets: Sequence[Preset]
 
 @dataclass(frozen=True)
 class SelectorWithObservers(Selector):
-    """Selects tokens by one selector, and lets other selectors observe the prefill, too."""
+    """Selects tokens by one selector, and calls the method `observe` of other selectors."""
 
     selector: Selector
     others: tuple[Selector, ...]
@@ -151,8 +151,8 @@ class SelectorWithObservers(Selector):
 
 
 def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
-    """Returns a method for a prefill that several methods can use, which attends only to initial
-    and local tokens, and fits the methods' common compressor."""
+    """Returns the method of a prefill that several methods share, which attends to initial and
+    local tokens only, and fits the shared compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.is_observer))
     selector = SelectorWithObservers(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
@@ -179,8 +179,8 @@ def compare_answers_of_methods(
     *, max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
     None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Answers one question by every method, and returns for each method a row with the answer, the
-    most relevant passages, times in seconds and sizes of memory in bytes."""
+    """Answers one question by every method, and returns for each method the answer, the most
+    relevant passages, times in seconds and sizes of memory in bytes."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:

@@ -48,7 +48,7 @@ share, since one head with the fact in view is enough."""
 
 @dataclass
 class ChunkRecorder:
-    """A trace function for `Session.ask`, which records each layer's last chunk of a question."""
+    """Records to which tokens the last chunk of a question attends in each layer."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
@@ -81,15 +81,15 @@ def are_facts_in_view(layer_shares: Sequence[float]) -> bool:
 
 
 def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
-    """Says whether a missed answer's fact was not selected, or was selected but not used."""
+    """Says whether the fact of a missed answer was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_fact_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Makes the fields of a result row that tell the layers' recall of the facts, and why the
-    answer was missed."""
+    """Makes the result fields `recall`, the share of the facts to which layers attend, and `why`,
+    the reason of a missed answer."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
@@ -102,8 +102,8 @@ def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) 
 def find_token_positions(
     token_offsets: Sequence[tuple[int, int]], text_start: int, text_end: int, tokens_before: int
 ) -> range:
-    """Returns the absolute positions of the tokens that cover the characters from `text_start` to
-    `text_end` of a document, before which the prompt has `tokens_before` tokens."""
+    """Returns the positions in the prompt of the tokens that cover the characters from `text_start`
+    to `text_end` of a document. The prompt has `tokens_before` tokens before the document."""
     inside = [
         at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
     ]
@@ -123,8 +123,8 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Makes the fields of a result row that tell the passages' recall of the facts, and why the
-    answer was missed."""
+    """Makes the result fields `recall`, the share of the facts that passages contain, and `why`,
+    the reason of a missed answer."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
@@ -162,8 +162,8 @@ class SelftestRun:
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def ask_all_questions(self) -> bool:
-        """Asks every question that has no result row in the journal, or returns False when the
-        deadline passes. Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question that has no row in the result file. Returns False if the deadline
+        passed. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_methods_and_questions(session)
@@ -181,7 +181,7 @@ class SelftestRun:
 
     @cached_property
     def user_document_token_count(self) -> int:
-        """The number of tokens of the user's own document with the planted facts."""
+        """The number of tokens of the user's document after facts were planted."""
         return next(self.make_documents(OWN, 0)).length
 
     def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
@@ -226,7 +226,7 @@ class SelftestRun:
 
 
 class SelftestAnswerer:
-    """Answers the questions about one document of a self-test by the methods of one group."""
+    """Answers the questions about one document of a self-test by methods that share a prefill."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskDocument, group: run_plan.PrefillGroup

@@ -329,8 +329,8 @@ def divide_questions_among_documents(
 
 
 def assign_facts_to_questions(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
-    """Chooses at random which question each planted fact of a document answers, so that each
-    question's facts are spread over the document, and returns the questions' indices."""
+    """Returns for each planted fact, in the order of the document, the index of the question that
+    the fact answers. Each question's facts are spread over the document at random."""
     rounds = max(facts_per_question)
     out: list[int] = []
     for turn in range(rounds):
