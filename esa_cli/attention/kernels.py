@@ -145,9 +145,8 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose_kernel_name(q: Tensor, wanted_name: str = "auto", soft_cap: float = 0.0) -> str:
-    """Returns `wanted_name`, or for `auto` the name of the fastest kernel that can process queries
-    q. Raises UsageError: the named kernel is unknown, cannot run on this device, or computes no
-    soft cap."""
+    """Returns `wanted_name`, or for `auto` the name of the best kernel for queries q. Raises
+    UsageError: the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()

@@ -112,8 +112,7 @@ class LayerMemory:
         return projection
 
     def fetch_far_keys_and_values(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values (G, K, D) at ascending positions (K,), for one token of an
-        answer.
+        """Returns keys and values (G, K, D) at ascending positions (K,), for a token of an answer.
 
         Since consecutive tokens of an answer mostly attend to the same far tokens, fetched keys and
         values are cached, and only missing ones are fetched from another device."""
@@ -139,8 +138,7 @@ class LayerMemory:
         return keys, values
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, but not the projection; a `negative_count` of -3 removes
-        three."""
+        """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
         self.free_fetched_keys_and_values()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + negative_count))
@@ -166,6 +164,5 @@ class KVSharingLayerMemory(LayerMemory):
         """Does nothing, because the layer with the keys fits the compressor."""
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
-        """Returns the projection of the layer with the keys, or None if that layer has not fitted a
-        projection yet."""
+        """Returns the projection of the layer with the keys, or None if it is not fitted yet."""
         return self.source.add_reduced_keys(method, end_position) if self.source.fitted else None

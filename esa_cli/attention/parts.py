@@ -82,8 +82,7 @@ class Score(ABC):
 
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
-        """Returns a score for each of the M middle tokens, as a tensor (M,). Selectors prefer
-        tokens with higher scores."""
+        """Returns the scores (M,) of the M middle tokens; selectors prefer higher scores."""
 
 
 class Selector(ABC):
@@ -174,7 +173,7 @@ class PositionEncoding(ABC):
 
     @property
     def max_distance(self) -> int | None:
-        """Largest distance of near tokens, at which farther near tokens are placed; None: no
+        """Distance at which near tokens that are farther away are placed; None stands for no
         limit."""
         return None
 
@@ -200,8 +199,7 @@ class PositionEncoding(ABC):
 
 
 def is_builtin_part(method_part: object) -> bool:
-    """Whether the class of a selector, score or other part belongs to `esa_cli`, not to a
-    plugin."""
+    """Whether a selector, score or other part is built into `esa_cli`, not from a plugin."""
     return type(method_part).__module__.startswith("esa_cli.")
 
 

@@ -45,8 +45,7 @@ def make_single_query_positions(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """Places all far tokens at `distance` from each query, and near tokens in order, as in the ESA
-    paper.
+    """Places all far tokens at one `distance`, and near tokens in order, as in the ESA paper.
 
     Args:
         distance: w, the relative position of every far token."""

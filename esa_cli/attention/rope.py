@@ -1,9 +1,9 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
 The model's own rotary module computes the angles, so that all static variants of RoPE (default,
-linear, llama3, yarn) are supported. The dot product of a query rotated to position m and a key
-rotated to position n depends on m - n only. In some models RoPE rotates only the first R of a
-head's D dimensions."""
+linear, llama3, yarn) are supported. Dot products of rotated queries and keys depend only on the
+difference of their positions. In some models RoPE rotates only the first R of a head's D
+dimensions."""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ class KVStore(Protocol):
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the keys of the tokens [start, stop), as pairs of the first token's
-        position and the keys (G, n, D). `groups` lists the wanted key heads; None stands for all
-        key heads."""
+        position and the keys (G, n, D). `groups` lists the key heads; None stands for all."""
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
@@ -231,8 +230,8 @@ class Step:
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the middle tokens' attention logits, as pairs of the first token's
-        offset into M and the logits (H, C, n). `heads` lists the query heads; None stands for all
-        query heads."""
+        offset into M and the logits (H, C, n). `heads` lists the query heads; None stands for
+        all."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.

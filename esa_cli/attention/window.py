@@ -27,8 +27,7 @@ class QuestionAndText:
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Calls `compute` at the first call with a key, and returns the cached result to all layers
-        and to later questions."""
+        """Returns the result of `compute`, which is called once for each key."""
         if key not in self.results:
             self.results[key] = compute()
         value: T = self.results[key]
@@ -36,8 +35,7 @@ class QuestionAndText:
 
 
 class Phase(Enum):
-    """The kind of a forward call, such as a prefill, which decides what chunks select middle
-    tokens."""
+    """The kind of a forward call, by which it is decided which chunks select middle tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""

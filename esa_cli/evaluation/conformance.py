@@ -146,8 +146,7 @@ STEPS: dict[str, dict[str, Any]] = {
 def _check_on_random_steps(
     call_part: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
 ) -> None:
-    """Fails if a selector or score gives other results for equal random inputs, or changes an
-    input."""
+    """Fails if a selector or score gives other results for equal inputs, or changes an input."""
     first: dict[str, list[Tensor]] = {}
     for case in (*step_cases, *reversed(step_cases)):  # shows state kept from other steps
         options = dict(step_cases[case])
@@ -380,8 +379,7 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
 
 
 def check_method_recipe(name: str) -> Checks:
-    """Checks that a method has valid settings for several presets, and equal settings when called
-    again."""
+    """Checks that a method has valid settings for several presets, and always the same settings."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _prefix_failures_with_case(case):

@@ -55,8 +55,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns for each token the highest BM25 score for the question of a window with the
-        token."""
+        """Returns for each token the question's highest BM25 score of a window with the token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.compute_scores(known)

@@ -153,8 +153,8 @@ class LayerSumSelector(Selector):
         return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _select_by_scores(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Returns offsets of the tokens with the best `earlier` scores, for all layers and later
-        tokens."""
+        """Returns the middle tokens with the best `earlier` scores, which all later layers
+        share."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low

@@ -3,8 +3,8 @@
 For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
 by s (Chen et al., 2023), and `yarn` only slow frequencies (Peng et al., 2023). For head dimension
 D, `ntk` multiplies the rotary base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary
-base grows with the number of cached tokens (emozilla, 2023). `rerope` limits the distances of
-tokens (Su, 2023).
+base grows with the cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su,
+2023).
 
 Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
 keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
@@ -108,8 +108,7 @@ class InterpolatedPositions(StretchedPositions):
 @register("position", "ntk", about="true positions, a larger rotary base")
 @dataclass(frozen=True)
 class NtkPositions(StretchedPositions):
-    """True positions with a larger rotary base, for a text `factor` times as long as the trained
-    window."""
+    """True positions with a larger rotary base, for texts `factor` times the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return _compute_frequencies_of_larger_base(inverse, self.factor), factor
@@ -137,13 +136,11 @@ class DynamicNtkPositions(StretchedPositions):
 @register("position", "yarn", about="true positions, slow frequencies stretched")
 @dataclass(frozen=True)
 class YarnPositions(StretchedPositions):
-    """True positions with YaRN's frequencies, for a text `factor` times as long as the trained
-    window.
+    """True positions with YaRN's frequencies, for texts `factor` times the trained window.
 
-    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`. Here gamma_i is 1 for
-    dimensions that turn more than `beta_fast` times in `trained` tokens, 0 below `beta_slow` turns,
-    and falls linearly between both. Cosines and sines are multiplied by 0.1 ln `factor` + 1, as in
-    the YaRN paper."""
+    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`. gamma_i falls linearly from 1
+    for dimensions that turn `beta_fast` times in `trained` tokens to 0 for `beta_slow` turns.
+    Cosines and sines are multiplied by 0.1 ln `factor` + 1."""
 
     trained: int = 8192
     beta_fast: float = 32.0

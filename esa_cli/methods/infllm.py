@@ -79,8 +79,7 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Removes tokens from position `length` on and, if known, the attention received from
-        them."""
+        """Removes the tokens from `length` on and, if known, the attention that they gave."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False

@@ -61,8 +61,7 @@ def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int)
 class KeyBlockCache(LayerState):
     """A cache of numbers that were computed from the keys of each whole block of `size` tokens.
 
-    A block's numbers remain valid until the block, or one of the `lookahead` tokens after the
-    block, is cropped."""
+    A block's numbers are valid until the block or one of the next `lookahead` tokens is cropped."""
 
     low: int = 0
     size: int = 0
@@ -127,8 +126,7 @@ class QuestSelector(Selector):
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
-        """Returns each component's largest and smallest value (n, G * 2 D) in n whole pages of
-        keys."""
+        """Returns the largest and smallest key components (n, G * 2 D) of n whole pages."""
 
         def find_extremes_of_pages(first_token: int, page_count: int) -> Tensor:
             keys = step.store.span(first_token, first_token + page_count * self.page)[0]
@@ -239,8 +237,7 @@ class LokiSelector(Selector):
         )
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
-        """Returns principal directions (G, D, r) of keys, fitted anew if the settings have
-        changed."""
+        """Returns the principal directions (G, D, r) of keys, fitted anew for new settings."""
         state: LokiLayerState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -270,8 +267,7 @@ class LokiSelector(Selector):
 def _register_per_head_method(
     name: str, about: str, source: str, cost: str, selector_options: dict[str, Any]
 ) -> None:
-    """Registers a method that selects tokens for each head, and places far tokens at one
-    distance."""
+    """Registers a method that selects for each head, with far tokens at one distance."""
 
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {

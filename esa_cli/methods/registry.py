@@ -272,8 +272,7 @@ def hash_plugin_sources(method: Method) -> dict[str, str]:
 
 
 def find_kind_without_file(method: Method) -> str:
-    """Returns the first kind, such as `selector`, whose class has no source file, or an empty
-    text."""
+    """Returns the first kind, such as `selector`, whose class has no source file, or ""."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 

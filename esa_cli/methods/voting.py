@@ -1,8 +1,7 @@
 """The score `vote`, which normalises each head's logits over the middle tokens.
 
 Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
-methods `esa-vote`, `esa-individual` (the paper's ablation over heads) and `tokenselect` use the
-score.
+methods `esa-vote`, `esa-individual` (the paper's ablation) and `tokenselect` use the score.
 
 The method `tokenselect` takes the mean of a chunk's rotated queries, and in each head the softmax
 of the dot products with the unrotated keys of middle tokens. The k tokens with the highest sum over
@@ -32,9 +31,8 @@ PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head",
 def combine_heads(
     logits: Tensor, normaliser: Tensor, rule: str, query_masks: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Subtracts normalisers (H, C) from logits (H, C, n), and combines them into scores (n,). With
-    `query_masks`, two masks (C,), subtracts the scores by the second mask's queries from the scores
-    by the first mask's queries."""
+    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). With two
+    `query_masks` (C,), scores by the second mask's queries are subtracted."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
     if query_masks is None:
@@ -141,8 +139,7 @@ class VoteScore(Score):
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
     def _merge_normalisers_of_heads(self, normaliser: Tensor) -> Tensor:
-        """Returns the heads' normalisers (H, C), or their maximum (1, C) if `normalise` is
-        `query`."""
+        """Returns normalisers (H, C), or their maximum (1, C) if `normalise` is `query`."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 

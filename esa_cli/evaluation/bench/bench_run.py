@@ -94,8 +94,7 @@ class BenchRecordSelection:
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
-        """Yields lists of consecutive records about one document, of which this process asks its
-        share."""
+        """Yields the lists of consecutive records about one document that this process asks."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 

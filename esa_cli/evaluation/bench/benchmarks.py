@@ -139,8 +139,8 @@ def read_json_rows(
 
 
 def fill_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
-    """Returns a filled prompt in three pieces: text before the document, document, and text after
-    it."""
+    """Fills a prompt template, and returns the text before the document, the document, and the
+    rest."""
     before, after = template.split("{context}")
     return before.format(**values), document, after.format(**values)
 

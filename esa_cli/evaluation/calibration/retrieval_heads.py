@@ -1,11 +1,10 @@
 """Finds retrieval heads, which are attention heads that attend most to the passage with the answer.
 
 The model is asked about needles, which are facts hidden in a text. Half of the questions rank the
-heads by how often a head alone finds the needle. The other half of the questions compare sets of
-the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
-overlapping windows of tokens, and M the number of middle tokens. A head's votes are its attention
-weights over the middle tokens alone; Wu and others (2024, arXiv 2404.15574) rank heads by the
-tokens that an answer copies."""
+heads by how often a head alone finds the needle. The other half compare sets of the best heads with
+all heads. In shapes, X is the number of heads or sets of heads, W the number of overlapping windows
+of tokens, and M the number of middle tokens. A head's votes are its attention weights over the
+middle tokens. Wu et al. (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
 
 from __future__ import annotations
 

@@ -167,8 +167,7 @@ class ChronicleGenerator:
     def write_sentence(
         self, deck_name: str, templates: list[str], values: TemplateSlotValues
     ) -> list[str]:
-        """Returns a list with a new sentence from one of the templates, or an empty list if none is
-        new."""
+        """Returns a list with a new sentence from a template, or an empty list if none is new."""
         for _ in range(4 * len(templates)):
             template = self.draw_without_repeats(deck_name, templates)
             met = {key for key, person in values.people.items() if person.met}
