@@ -88,11 +88,11 @@ def check(
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(
-            f"plugins have no kind of part {kind!r}", suggest_name(kind, [*SUITES, "method"])
+            f"a plugin cannot register the kind {kind!r}", suggest_name(kind, [*SUITES, "method"])
         )
     checks = check_method_recipe(name)
     if kind in SUITES:
-        registry.find_class(kind, name)
+        registry.find_registered_class(kind, name)
         checks = check_class(kind, name, options or {}, folded_width)
     findings: list[PluginCheckResult] = []
     try:
@@ -121,12 +121,12 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginChec
 def check_class(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
     """Makes an object of a plugin's class, and runs all checks for the kind, such as `selector`."""
     yield "builds a frozen dataclass of its base class"
-    cls: Any = registry.find_class(kind, name)
+    cls: Any = registry.find_registered_class(kind, name)
     base, suite = SUITES[kind]
     _require(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures_with_case(f"check({kind!r}, {name!r}, options)"):
-        part = registry.build_part(kind, {**options, "name": name})
+        part = registry.build_method_part(kind, {**options, "name": name})
     yield from suite(part, folded_width) if suite is check_compressor else suite(part)
 
 

@@ -230,11 +230,11 @@ class FusedConsensusSelector(LayerConsensusSelector):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(0, weight=self.weight)
-        registry.build_part("score", {"name": self.second})
+        registry.build_method_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        words: Score = registry.build_part("score", {"name": self.second}).for_single_layers()
-        second = standardise_scores(words.scores(step), self.passage)
+        words: Score = registry.build_method_part("score", {"name": self.second})
+        second = standardise_scores(words.for_single_layers().scores(step), self.passage)
         both = standardise_scores(scores, self.passage) + self.weight * second.to(scores.device)
         return super().select_best_tokens(both, step, budget)
 

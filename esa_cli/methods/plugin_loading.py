@@ -140,7 +140,7 @@ def fill_plugin_template(name: str) -> str:
             f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
     if name in registry.list_class_names("selector"):
-        origin = registry.find_part_origin("selector", name)
+        origin = registry.find_origin_file("selector", name)
         raise PluginError(
             f"a selector {name!r} already exists, from {origin}", "choose another name"
         )

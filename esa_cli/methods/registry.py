@@ -94,7 +94,7 @@ def list_class_names(kind: str) -> list[str]:
     return sorted(PARTS[kind])
 
 
-def find_part_origin(kind: str, name: str) -> str:
+def find_origin_file(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered the class `name` of a kind."""
     return PARTS[kind].find_origin(name)
 
@@ -103,7 +103,7 @@ def list_registered_classes() -> list[RegisteredClass]:
     """Returns all registered classes, sorted by kind and name, with their sources and costs."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in list_class_names(kind)):
-        where = find_part_origin(part.kind, part.name)
+        where = find_origin_file(part.kind, part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -113,14 +113,14 @@ def list_registered_classes() -> list[RegisteredClass]:
     return found
 
 
-def find_class(kind: str, name: str) -> type:
+def find_registered_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
         raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, list_class_names(kind)))
     return PARTS[kind][name].cls
 
 
-def build_part(kind: str, options: Mapping[str, Any]) -> Any:
+def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
     """Makes an object of the class that `options['name']` names, with the other options as fields.
 
     Raises:
@@ -131,7 +131,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
         raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_class_names(kind))}")
-    cls = find_class(kind, name)
+    cls = find_registered_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
         if key not in known:
@@ -248,7 +248,7 @@ def find_method(name: str) -> Recipe:
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
-    about, where = "the preset's settings with this selector", find_part_origin("selector", name)
+    about, where = "the preset's settings with this selector", find_origin_file("selector", name)
     return Recipe(name, about, where, "", build_method_settings, False, where)
 
 
@@ -271,7 +271,7 @@ def hash_plugin_sources(method: Method) -> dict[str, str]:
     return hashes
 
 
-def find_kind_without_file(method: Method) -> str:
+def find_kind_without_source_file(method: Method) -> str:
     """Returns the first kind, such as `selector`, whose class has no source file, or ""."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 

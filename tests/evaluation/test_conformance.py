@@ -23,7 +23,7 @@ BUILT_IN = [
     (kind, name)
     for kind in registry.KINDS
     for name in registry.list_class_names(kind)
-    if registry.find_part_origin(kind, name).startswith("esa_cli.") and name != "learned"
+    if registry.find_origin_file(kind, name).startswith("esa_cli.") and name != "learned"
 ]
 
 

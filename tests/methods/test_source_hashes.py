@@ -16,7 +16,7 @@ from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.registry import find_kind_without_file, hash_setting_files, register
+from esa_cli.methods.registry import find_kind_without_source_file, hash_setting_files, register
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets.cache_key import hash_preset_settings
 from esa_cli.qa.presets.preset import load_preset
@@ -130,5 +130,5 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     assert first == hashed("score.name=typed")
     assert typed()() != first
     method = resolve_preset(load_preset("tiny-random", ["score.name=typed"])).method
-    assert find_kind_without_file(method) == "score"
+    assert find_kind_without_source_file(method) == "score"
     assert explain_why_not_storable(method).startswith("its score must be defined in a file")

@@ -141,7 +141,7 @@ class BenchAnswerer:
             questions.append(QuestionToAsk(fields, ask, partial(self.check_prompt_length, record)))
         return DocumentQuestions(questions, partial(self._prefill_or_index_document, records[0]))
 
-    def _set_record_prompt(self, record: BenchRecord) -> None:
+    def _use_record_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use_preset(self.preset.model_copy(update={"prompt": prompt}))
 
@@ -151,7 +151,7 @@ class BenchAnswerer:
             self._text.check_question_length(record.question, record.longest)
             return
         self.session.empty_cache()
-        self._set_record_prompt(record)
+        self._use_record_prompt(record)
         self.session.check_length(
             record.question, prime=record.prime, max_new_tokens=record.longest
         )
@@ -162,7 +162,7 @@ class BenchAnswerer:
         if self._text is not None:
             self._text.index_text(record.document, progress)
         else:
-            self._set_record_prompt(record)
+            self._use_record_prompt(record)
             self.session.read(record.document, progress)
         return True
 

@@ -339,5 +339,5 @@ def refuse_to_overwrite_foreign_file(path: Path) -> None:
         is_ours = False
     if not is_ours:
         raise UsageError(
-            f"{path} exists and is no file of `esa calibrate`", "give --out another path"
+            f"{path} exists, but `esa calibrate` did not write it", "give --out another path"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.methods.registry import find_kind_without_file
+from esa_cli.methods.registry import find_kind_without_source_file
 from esa_cli.storage.library import SEGMENT
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def explain_why_not_storable(method: Method) -> str:
     """Returns why KV caches of a method cannot be stored in the library, or an empty text."""
     if method.selector.is_observer:
         return "its selector gathers data during the prefill, which is not stored"
-    if kind := find_kind_without_file(method):
+    if kind := find_kind_without_source_file(method):
         return f"its {kind} must be defined in a file, by which it is recognised"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:  # projections are stored with the first segment

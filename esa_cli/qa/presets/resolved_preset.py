@@ -78,7 +78,7 @@ def resolve_preset(
 def _build_method_part(part_kind: str, part_settings: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
-    part, (base, members) = registry.build_part(part_kind, part_settings), MEMBERS[part_kind]
+    part, (base, members) = registry.build_method_part(part_kind, part_settings), MEMBERS[part_kind]
     name = type(part).__name__
     if not isinstance(part, getattr(parts, base)):
         raise PluginError(

@@ -157,7 +157,7 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.find_part_origin(part.kind, part.name)
+        origin = registry.find_origin_file(part.kind, part.name)
         settings = _format_default_settings(part.cls)
         rows.append({**part.make_dict_without_class(), "origin": origin, "settings": settings})
     if as_json:
