@@ -151,8 +151,8 @@ class LayerMemory:
 
 @dataclass
 class KVSharingLayerMemory(LayerMemory):
-    """The memory, during one forward call, of a layer that has only queries and attends to another
-    layer's keys and values, as in Gemma 3n and 4.
+    """The memory of a layer that has only queries, and attends to another layer's keys and values,
+    as in Gemma 3n and 4.
 
     Args:
         source: the memory of the layer with keys and values. The source memory has the store, the

@@ -1,7 +1,7 @@
 """Base classes of selectors, scores, compressors and position encodings, which make up a method.
 
-Derived classes are frozen dataclasses, whose fields a preset sets. A selector keeps data in a
-`LayerState` for each layer, and in a state for each question."""
+Classes derived from these base classes are frozen dataclasses, whose fields a preset sets. A
+selector keeps data in a `LayerState` for each layer, and in a state for each question."""
 
 from __future__ import annotations
 

@@ -218,8 +218,8 @@ class Step:
         return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D). `rotate` says whether the queries are rotated so that dot
-        products with unrotated keys are attention logits at the far distance."""
+        """Returns the queries (H, C, D), which `rotate` rotates so that dot products with unrotated
+        keys are attention logits at the far distance."""
         return (
             self.rope.rotate_to_far_distance(self.queries, self.distance)
             if rotate

@@ -91,7 +91,8 @@ class LayerScoresState:
 
 @dataclass(frozen=True)
 class LayerSumSelector(Selector):
-    """Base class of selectors by the sum of the scores of the current and all earlier layers.
+    """Base class of selectors that add the scores of all earlier layers to those of the current
+    layer.
 
     If `rounds` is 2, the question passes through the model twice, and in the second pass every
     layer selects by the scores that all layers had in the first pass."""
@@ -153,8 +154,7 @@ class LayerSumSelector(Selector):
         return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _select_by_scores(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Returns the middle tokens with the best `earlier` scores, which all later layers
-        share."""
+        """Returns the middle tokens with the best `earlier` scores, without scoring them again."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low

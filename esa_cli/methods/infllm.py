@@ -79,7 +79,8 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Removes the tokens from `length` on and, if known, the attention that they gave."""
+        """Removes the tokens from position `length` on and, if known, the attention that other
+        tokens received from the removed tokens."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -89,7 +90,8 @@ class ReceivedAttention:
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
-        """Returns the attention (n, H) that n tokens, from `first_position` on, received."""
+        """Returns the sums (n, H) of the attention weights that n tokens from `first_position` on
+        received."""
         out = torch.zeros(end_position - first_position, self.rows.width, device=self.rows.device)
         known = min(end_position, self.rows.length)
         if known > first_position:
@@ -171,8 +173,8 @@ class InfLLMSelector(Selector):
     def _average_representative_keys(
         self, keys: Tensor, received_attention: Tensor | None, head_count: int
     ) -> Tensor:
-        """Returns mean representatives (n, H * D) of n blocks of keys (G, n, block, D), by the
-        attention (n * block, H) that the keys received."""
+        """Returns for n blocks of keys (G, n, block, D) the means (n, H * D) of the keys that
+        received most attention."""
         groups, count, size, dim = keys.shape
         share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)

@@ -1,6 +1,7 @@
-"""Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
+"""Loads plugins (built-in methods, installed packages, files), and writes an example plugin file.
 
-A plugin is loaded once per process, and never because a preset names a part of the plugin."""
+A plugin is loaded once per process. A preset that names a class of a plugin does not load the
+plugin."""
 
 from __future__ import annotations
 

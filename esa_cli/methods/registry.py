@@ -159,7 +159,7 @@ def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class PresetSizes(NamedTuple):
-    """Sizes and positions of a preset, from which a method computes settings of its own.
+    """Window sizes, lengths and position encoding from which a method's settings are computed.
 
     Args:
         window: the token budget. context: number of tokens in the model's trained window.

@@ -1,10 +1,11 @@
-"""The methods StreamingLLM and LM-Infinite, which select no middle tokens, or some for each head.
+"""The method StreamingLLM, which selects no middle tokens, and two variants of LM-Infinite.
 
 The method `streaming-llm` (Xiao et al., arXiv 2309.17453) attends to the initial and the last K + L
 tokens, numbered as one text. The method `lm-infinite` (Han et al., arXiv 2308.16137) attends to the
-same tokens, with the initial ones at distance L. The method `lm-infinite-topk` also selects, for
-each query head in layers from `first_layer` on, the k middle tokens with the highest logits for the
-chunk's last query, at a distance of at most half the trained window.
+initial and the last K + L tokens, too, with the initial tokens at distance L. The method
+`lm-infinite-topk` also selects, for each query head in layers from `first_layer` on, the k middle
+tokens with the highest logits for the chunk's last query, at a distance of at most half the trained
+window.
 
 The preset decides I, L and k, so that methods are compared at one budget. Unlike in the originals,
 local tokens move by whole chunks, and tokens that are no longer local remain cached."""

@@ -308,9 +308,9 @@ def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
 def open_projection_fitter(
     loaded: LoadedModel, preset: Preset, text: str, max_tokens: int, folder: Path
 ) -> ProjectionFitter:
-    """Returns a job that fits projections to the first tokens of a text, and stores queries and
-    keys in a folder. Raises UsageError: the text is too short, or the model has sliding-window or
-    recurrent layers."""
+    """Returns a `ProjectionFitter` for the first tokens of a text, which stores queries and keys in
+    a folder. Raises UsageError: the text is too short, or the model has sliding-window or recurrent
+    layers."""
     config = loaded.model.config
     if any(list_window_sizes(config)) or has_recurrence(config):
         raise UsageError(

@@ -1,10 +1,11 @@
 """Finds retrieval heads, which are attention heads that attend most to the passage with the answer.
 
 The model is asked about needles, which are facts hidden in a text. Half of the questions rank the
-heads by how often a head alone finds the needle. The other half compare sets of the best heads with
-all heads. In shapes, X is the number of heads or sets of heads, W the number of overlapping windows
-of tokens, and M the number of middle tokens. A head's votes are its attention weights over the
-middle tokens. Wu et al. (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
+heads by how often a head alone finds the needle. The other half of the questions compare sets of
+the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
+overlapping windows of tokens, and M the number of middle tokens. A head's votes are its attention
+weights over the middle tokens. Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that
+an answer copies."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ def find_needle_hits_and_margins(
 
 @dataclass(eq=False)
 class HeadVoteCollector(Selector):
-    """A selector that selects no token, but collects the votes of heads and of sets of heads in all
-    layers for the last chunk of one question."""
+    """A selector that selects no token, but collects which heads and which sets of heads attend to
+    the needle of one question."""
 
     needle: range  # the absolute positions of the needle's tokens
     window_tokens: int
@@ -279,7 +280,8 @@ def find_retrieval_heads(
         def collect_head_votes(
             question_index: int, question: NeedleQuestion, *head_sets: HeadSet
         ) -> HeadVoteCollector:
-            """Collects the heads' votes for a question, and removes the question from the cache."""
+            """Collects the heads' votes for a question, and removes the question from the KV
+            cache."""
             votes = HeadVoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_question_tokens(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
