@@ -54,13 +54,13 @@ class SelectiveAttention:
         self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def choose_rope(self, cached_tokens: int) -> Rope:
+    def choose_rope(self, cached_token_count: int) -> Rope:
         """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
         model or of the method's position encoding."""
         if not self.rope.rotates:
             return self.rope
         inverse, factor = self.rope.get_inverse_frequencies()
-        changed = self.method.position.frequencies(inverse, factor, cached_tokens)
+        changed = self.method.position.frequencies(inverse, factor, cached_token_count)
         if changed is None:
             return self.rope
         key = (tuple(changed[0].tolist()), changed[1])
@@ -96,19 +96,19 @@ class SelectiveAttention:
         return out
 
     def compute_chunk_attention(
-        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, turn_state: QueryState,
+        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, query_state: QueryState,
         sink_logits: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns the attention output (H, C, D) for the queries q (H, C, D) of a chunk."""
         method, rope = self.method, self.choose_rope(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.token_count
         memory.add_to_moments(method, rope, q, start)
-        local = method.window.count_local_tokens(chunk, turn_state)
+        local = method.window.count_local_tokens(chunk, query_state)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
             low=min(method.window.initial, start - local), high=start - local, local=local,
             distance=position.distance, scale=self.scale, cap=self.cap, rope=rope,
-            score=method.score, layers=self.layers, decoding=chunk.decoding, query=turn_state,
+            score=method.score, layers=self.layers, decoding=chunk.decoding, query=query_state,
             states=memory.states,
         )  # fmt: skip
         selected = self._select_far_tokens(memory, step, chunk)
@@ -133,8 +133,8 @@ class SelectiveAttention:
         out, lse = add_attention_sink(out, lse, sink_logits)
         if method.selector.is_observer:
             method.selector.observe(replace(step, low=0, lse=lse))
-        if turn_state.trace is not None:
-            turn_state.trace(replace(trace, lse=lse))
+        if query_state.trace is not None:
+            query_state.trace(replace(trace, lse=lse))
         return out
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: TokenChunk) -> Selection:

@@ -96,7 +96,7 @@ class KVStore(Protocol):
         """Returns the keys and values of K tokens at ascending positions `at`, each (G, K, D)."""
 
     def key_blocks(
-        self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
+        self, start: int, stop: int, max_tokens: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the keys of the tokens [start, stop), as pairs of the first token's
         position and the keys (G, n, D). `groups` lists the key heads; None stands for all."""
@@ -105,7 +105,7 @@ class KVStore(Protocol):
         """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
 
     def get_reduced_blocks(
-        self, start: int, stop: int, most: int = ...
+        self, start: int, stop: int, max_tokens: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
         token's position and the reduced keys (n, R)."""

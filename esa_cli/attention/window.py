@@ -138,35 +138,35 @@ class Window:
         return chunk_start <= self.full_attention_limit
 
     def split_forward_call(
-        self, reading_mode: str, call_start: int, call_stop: int, turn_state: QueryState
+        self, reading_mode: str, call_start: int, call_stop: int, query_state: QueryState
     ) -> Iterator[TokenChunk]:
         """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
         `chunk` tokens, of which only the first may be shorter."""
         count, size = call_stop - call_start, self.chunk
-        if turn_state.surveying and not self.has_full_attention(call_start):
+        if query_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.
             size = count
-        asking = turn_state.phase is Phase.QUESTION
-        answer_start = turn_state.answer_start
+        asking = query_state.phase is Phase.QUESTION
+        answer_start = query_state.answer_start
         answering = asking and (answer_start is None or call_start >= answer_start)
-        decoding = count == 1 and (answering or turn_state.phase is Phase.AUTO)
+        decoding = count == 1 and (answering or query_state.phase is Phase.AUTO)
         low, high = call_start, call_start + (count - 1) % size + 1
         while low < call_stop:
-            last = turn_state.phase is Phase.AUTO and high == call_stop
+            last = query_state.phase is Phase.AUTO and high == call_stop
             select = asking or reading_mode == "select" or last
             yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: TokenChunk, turn_state: QueryState) -> int:
+    def count_local_tokens(self, chunk: TokenChunk, query_state: QueryState) -> int:
         """Returns the number of tokens right before a chunk that the chunk attends to in any case.
 
         If a question has full attention, the whole answer has full attention, however long it
         grows. If `ending` is set, the local tokens are the last `ending` tokens of the documents,
         and all earlier tokens of the question and the answer."""
         start = chunk.start
-        if self.has_full_attention(start) or (chunk.decoding and turn_state.dense):
+        if self.has_full_attention(start) or (chunk.decoding and query_state.dense):
             return start
-        turn = turn_state.turn_start if turn_state.phase is Phase.QUESTION else None
+        turn = query_state.turn_start if query_state.phase is Phase.QUESTION else None
         if turn is None or self.ending is None or start < turn:
             return min(self.local, start)
         return min(start, start - turn + self.ending)

@@ -90,7 +90,7 @@ def check(
         raise PluginError(
             f"a plugin cannot register the kind {kind!r}", suggest_name(kind, [*SUITES, "method"])
         )
-    checks = check_method_recipe(name)
+    checks = check_method_settings(name)
     if kind in SUITES:
         registry.find_registered_class(kind, name)
         checks = check_class(kind, name, options or {}, folded_width)
@@ -144,7 +144,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def _check_on_random_steps(
-    call_part: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
+    compute_results: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
 ) -> None:
     """Fails if a selector or score gives other results for equal inputs, or changes an input."""
     first: dict[str, list[Tensor]] = {}
@@ -153,7 +153,7 @@ def _check_on_random_steps(
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
         with _prefix_failures_with_case(case):
-            results = [row.clone() for row in call_part(step, **given)]
+            results = [row.clone() for row in compute_results(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
             _require(alike, "equal steps give different results")
@@ -378,7 +378,7 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
 """Test cases of a method: the model's trained window; I, k, L and C; the document's tokens."""
 
 
-def check_method_recipe(name: str) -> Checks:
+def check_method_settings(name: str) -> Checks:
     """Checks that a method has valid settings for several presets, and always the same settings."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():

@@ -220,14 +220,14 @@ def recipe(
     returns. Raises PluginError: the name is taken or reserved."""
     _refuse_reserved_method_name(name)
 
-    def register_recipe_function(settings: Settings) -> Settings:
+    def register_settings_function(settings: Settings) -> Settings:
         whole = Recipe(
             name, about, source, cost, settings, full, find_origin_of_definition(settings)
         )
         RECIPES.add(name, whole, settings)
         return settings
 
-    return register_recipe_function
+    return register_settings_function
 
 
 def list_methods() -> list[Recipe]:

@@ -42,7 +42,7 @@ def read(model: Model, folder: Path, method: Method | None = None) -> QueryAndKe
     stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
-    ProjectionFitter(host, unused, whole_keys, IDS, stored, of_model).collect_activations()
+    ProjectionFitter(host, unused, whole_keys, IDS, stored, of_model).store_queries_and_keys()
     return stored
 
 

@@ -73,7 +73,7 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), load_preset("tiny-random")
     (tmp_path / "work").mkdir()
     job = open_projection_fitter(loaded, chosen, TEXT, 200, tmp_path / "work")
-    job.collect_activations()
+    job.store_queries_and_keys()
     assert job.stored.width == 24
     training = AdamSettings()
     study = job.measure_recall(6, METHODS, training, [8])

@@ -219,7 +219,7 @@ class ProjectionFitter:
     of_model: ModelFingerprint
 
     @torch.inference_mode()
-    def collect_activations(self, progress: Progress | None = None) -> None:
+    def store_queries_and_keys(self, progress: Progress | None = None) -> None:
         """Prefills the text, and stores the queries and keys of all tokens and layers in files.
         Raises ResourceError: the disk is full."""
         folder, layers = self.stored.folder, self.of_model.layers
@@ -233,7 +233,7 @@ class ProjectionFitter:
             )
         with attach(self.loaded.model, self.method) as attachment:
 
-            def store_chunk_activations(chunk: ChunkTrace) -> None:
+            def store_chunk_queries_and_keys(chunk: ChunkTrace) -> None:
                 queries, distance = chunk.queries, self.method.position.distance
                 if self.method.score.rotates:
                     queries = chunk.rope.rotate_to_far_distance(queries, distance)
@@ -243,7 +243,7 @@ class ProjectionFitter:
 
             cache = attachment.new_cache()
             cache.set_expected_token_count(len(self.ids))
-            cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_activations))
+            cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_queries_and_keys))
             prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
     @torch.no_grad()

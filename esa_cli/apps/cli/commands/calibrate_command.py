@@ -122,7 +122,7 @@ def _fit_and_measure_compressors(
         planner.check_memory_suffices(total)
         with quiet_transformers():
             seconds = planner.plan_ingest(total).estimated_seconds
-            job.collect_activations(reporter.start_ingest_progress(total, seconds))
+            job.store_queries_and_keys(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
     job.save_best_projections(opts.out, study, training)
