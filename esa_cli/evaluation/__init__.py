@@ -1,1 +1,2 @@
-"""Evaluates attention methods by self-tests and benchmarks, calibrates them, and checks plugins."""
+"""Evaluates attention methods by self-tests and benchmarks, fits projections, and checks
+plugins."""

@@ -69,8 +69,8 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """A score that gives each token the BM25 of the question's words in the best window that
-    contains the token, or 0 if the text is unknown.
+    """A score that gives each token the highest BM25 score of a window with the token for the
+    question's words, or 0 if the text is unknown.
 
     Args:
         window: tokens of a window, even.

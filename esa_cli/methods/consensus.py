@@ -38,8 +38,8 @@ def find_centred_window_start(centre: Tensor, window_size: int, middle_count: in
 
 
 def select_windows(scores: Tensor, budget: int, window_size: int, min_share: float = 0) -> Tensor:
-    """Returns ascending offsets, at most `budget`, of the windows of tokens with the highest mean
-    scores, except windows with less than `min_share` times the best mean."""
+    """Selects the windows with the highest mean scores, except windows with less than `min_share`
+    times the best mean. Returns ascending offsets of at most `budget` tokens."""
     window_size = min(window_size, budget, scores.shape[0])
     if window_size < 1:
         return torch.arange(0, device=scores.device)

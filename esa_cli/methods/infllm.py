@@ -205,7 +205,7 @@ def build_infllm_settings(preset: PresetSizes) -> dict[str, Any]:
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
-    """Places all far tokens at the distance of the farthest local token, near tokens in order."""
+    """Places far tokens at the distance of the farthest local token, and near tokens in order."""
 
     distance: int = 4095
 

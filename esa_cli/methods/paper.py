@@ -1,6 +1,6 @@
-"""Registers the parts in `attention/`, and the method of the ESA paper as the recipe `esa`.
+"""Registers the classes in `attention/`, and the ESA paper's method under the name `esa`.
 
-The recipe `esa` sets selector, score and position encoding; windows and compressor come from the
+The method `esa` sets selector, score and position encoding; windows and compressor come from the
 preset."""
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The methods Quest and Loki, which select tokens for each query head by approximate logits.
 
-Each head makes one selection for all queries of a chunk, by equation (4) of the ESA paper for this
-head alone. Quest (Tang et al., arXiv 2406.10774) bounds a page's logits by the sum over dimensions
-d of max(q_d max k_d, q_d min k_d), with max and min over the page's keys k, and selects the pages
-with the highest bounds that fit the budget. Loki (Singhania et al., arXiv 2406.02542) computes
-logits in the first principal directions of the keys, and attends exactly to the k best tokens.
+Each head makes one selection for all queries of a chunk, by the head's own scores in equation (4)
+of the ESA paper. Quest (Tang et al., arXiv 2406.10774) selects the pages with the highest upper
+bounds of logits. A page's bound is the sum over dimensions d of max(q_d max k_d, q_d min k_d), with
+max and min over the page's keys k. Loki (Singhania et al., arXiv 2406.02542) computes logits in the
+first principal directions of the keys, and attends exactly to the k best tokens.
 
-Unlike the originals, esa rotates q to the far distance, leaves keys unrotated, selects tokens for
-every chunk, and fits the principal directions on the first tokens of M instead of another text."""
+Unlike the published methods, esa rotates queries to the far distance, leaves keys unrotated, and
+selects tokens for every chunk. Loki's directions are fitted to the first middle tokens."""
 
 from __future__ import annotations
 

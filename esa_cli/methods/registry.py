@@ -193,7 +193,7 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MethodRecipe:
     """A method by name, with a function `settings` that returns the method's settings for a preset.
 
     Args:
@@ -210,7 +210,7 @@ class Recipe:
     origin: str
 
 
-RECIPES: Registry[Recipe] = Registry("method")
+RECIPES: Registry[MethodRecipe] = Registry("method")
 
 
 def recipe(
@@ -221,7 +221,7 @@ def recipe(
     _refuse_reserved_method_name(name)
 
     def register_settings_function(settings: Settings) -> Settings:
-        whole = Recipe(
+        whole = MethodRecipe(
             name, about, source, cost, settings, full, find_origin_of_definition(settings)
         )
         RECIPES.add(name, whole, settings)
@@ -230,12 +230,12 @@ def recipe(
     return register_settings_function
 
 
-def list_methods() -> list[Recipe]:
+def list_methods() -> list[MethodRecipe]:
     """Returns every registered method, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
-def find_method(name: str) -> Recipe:
+def find_method(name: str) -> MethodRecipe:
     """Returns the method of this name, or a method that only sets the selector of this name. Raises
     UsageError: no recipe or selector has this name."""
     if name in RECIPES:
@@ -249,7 +249,7 @@ def find_method(name: str) -> Recipe:
         return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
     about, where = "the preset's settings with this selector", find_origin_file("selector", name)
-    return Recipe(name, about, where, "", build_method_settings, False, where)
+    return MethodRecipe(name, about, where, "", build_method_settings, False, where)
 
 
 # Hashes of plugin files and of setting files, so that documents of earlier contents are not reused.

@@ -7,8 +7,9 @@ initial and the last K + L tokens, too, with the initial tokens at distance L. T
 tokens with the highest logits for the chunk's last query, at a distance of at most half the trained
 window.
 
-The preset decides I, L and k, so that methods are compared at one budget. Unlike in the originals,
-local tokens move by whole chunks, and tokens that are no longer local remain cached."""
+The preset sets the numbers of tokens I, L and k, so that methods are compared at one budget. Unlike
+in the published methods, local tokens move by whole chunks, and tokens that are no longer local
+remain cached."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places the `initial` tokens right beyond the local ones, other far tokens at `distance`."""
+    """Places the `initial` tokens right beyond the local tokens, and other far tokens at
+    `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64

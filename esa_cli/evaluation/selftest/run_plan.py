@@ -99,7 +99,7 @@ def get_max_full_attention_tokens(preset: Preset) -> int:
 
 
 def make_full_attention_group(preset: Preset) -> PrefillGroup:
-    """Makes the method group for full attention, which uses the tokens' true positions."""
+    """Makes a group with one method, which is full attention at the tokens' true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)

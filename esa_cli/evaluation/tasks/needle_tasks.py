@@ -1,10 +1,10 @@
 """Self-tests that hide needles, which are sentences, in a long text, and ask about the needles.
 
 The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this
-repository. The test `own` hides the same needles in the user's own document. The test `needles` is
-NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles at once. The test
-`stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight places of a text.
-"""
+repository. The test `own` hides the needles of the test `needle` in the user's own document. The
+test `needles` is NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles
+at once. The test `stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight
+places of a text."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
-    """Takes a needle for each requested question from the top of the file, and shuffles the needles
-    by the request's seed. Raises UsageError: the file has too few needles."""
+    """Takes a needle for each requested question from the top of the file of needles, and shuffles
+    the needles by the request's seed. Raises UsageError: the file has too few needles."""
     needles = load_needles()
     check_sample_count(request, len(needles), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)

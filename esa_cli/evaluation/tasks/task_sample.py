@@ -290,7 +290,7 @@ def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageE
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:
-    """Describes a sentence that was planted at a character offset of a text."""
+    """Returns a `PlantedFact` for a sentence at a character offset of a text."""
     return PlantedFact(sentence, start, start + len(sentence), start / len(text))
 
 

@@ -134,7 +134,7 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     plain = switch_to_kv_cache_answers(plain)
-    laid = merge_settings(plain, _get_recipe_settings(recipe, base))
+    laid = merge_settings(plain, _run_recipe(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
@@ -148,7 +148,7 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     return changed
 
 
-def _get_recipe_settings(recipe: registry.Recipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
+def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
     """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
