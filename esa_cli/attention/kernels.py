@@ -102,7 +102,7 @@ def attend_by_flash_attn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, soft_cap: float = 0.0
 ) -> Output:
     """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
-    precision. flash-attn takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
+    precision. The package takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
     function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
@@ -173,7 +173,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     soft_cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes softmax(scale * q k^T) v, and the log-sum-exp of its logits, by the named kernel."""
+    """Computes softmax(scale * q k^T) v, and the log-sum-exp of the logits, by the kernel of this
+    name."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"soft_cap": soft_cap} if soft_cap else {}

@@ -135,7 +135,7 @@ class Selector(ABC):
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """Returns the selector's state for a question's second pass, given the first pass's."""
+        """Converts the selector's state of a question's first pass to that of the second pass."""
         return self.new_turn_state()
 
 

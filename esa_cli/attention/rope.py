@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE) at any position, by the transformers model's own module.
+"""Rotates queries and keys to any position (RoPE) by the transformers model's rotary module.
 
 The model's own rotary module computes the angles, so that all static variants of RoPE (default,
 linear, llama3, yarn) are supported. Dot products of rotated queries and keys depend only on the

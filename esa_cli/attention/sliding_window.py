@@ -17,7 +17,7 @@ AT_ONCE = 512
 
 
 class SlidingWindowAttention:
-    """Causal attention to the last W tokens, including the query's own, at their true distances.
+    """Causal attention of a query to its own and the W - 1 tokens before, at true distances.
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.

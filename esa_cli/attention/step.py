@@ -87,7 +87,8 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Appends unrotated keys and values (G, C, D) of C tokens; only the keys if `shared`."""
+        """Appends unrotated keys and values (G, C, D) of C tokens; if `shared`, appends only
+        keys."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""

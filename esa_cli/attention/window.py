@@ -1,4 +1,4 @@
-"""Window sizes, the state of one question, and the chunks into which a forward call is cut.
+"""Has a method's window sizes and the state of a question, and cuts forward calls into chunks.
 
 This module does not import torch, so that presets are checked quickly.
 """

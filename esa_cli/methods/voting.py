@@ -44,7 +44,7 @@ def combine_heads(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises each head's logits over M before it combines heads and queries.
+    """A score that normalises each head's logits over middle tokens, and then combines heads.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
