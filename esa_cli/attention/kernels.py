@@ -173,8 +173,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     soft_cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes softmax(scale * q k^T) v, and the log-sum-exp of the logits, by the kernel of this
-    name."""
+    """Computes softmax(scale * q k^T) v, and the log-sum-exp of the logits, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"soft_cap": soft_cap} if soft_cap else {}

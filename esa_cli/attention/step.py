@@ -87,8 +87,7 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Appends unrotated keys and values (G, C, D) of C tokens; if `shared`, appends only
-        keys."""
+        """Appends unrotated keys and values (G, C, D) of C tokens; if `shared`, only the keys."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""
