@@ -299,11 +299,11 @@ PRESET = Preset(name="any", model="any", context=8192)
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     made = resolved_preset.apply_method(name, PRESET, length)
-    assert registry.find_recipe(name).full
+    assert registry.find_method(name).full
     assert made.selector == {"name": "full"}
-    assert not registry.build_part("score", made.score).features, "nothing is scored or reduced"
+    assert not registry.build_method_part("score", made.score).features, "nothing is reduced"
     assert (made.reading, made.window) == ("select", PRESET.window)
-    encoding = registry.build_part("position", made.position)
+    encoding = registry.build_method_part("position", made.position)
     needs_length = resolved_preset.method_needs_document_length(name, PRESET)
     assert needs_length == (name not in ("full", "origin"))
     if name == "origin":

@@ -190,10 +190,10 @@ class KvCacheCosts(TokenIndexCosts):
     def paper_cost_ratios(self) -> tuple[float, float] | None:
         """The ESA paper's ratios of a step's operations to those of full attention, and of the size
         of reduced keys to that of the KV cache; None if the scores are not those of the paper."""
-        from esa_cli.attention.selection import SumScore, TopKSelector
+        from esa_cli.attention.selection import LogitSum, TopKSelector
 
         shape, method = self.shape, self.method
-        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, SumScore)):
+        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, LogitSum)):
             return None
         scored = self.reduced_key_width / shape.rows or shape.groups * shape.dim
         attended = shape.heads * (4 * shape.dim + 3)

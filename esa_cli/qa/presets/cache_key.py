@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.methods.registry import PARTS, hash_file_settings, hash_plugin_sources
+from esa_cli.methods.registry import PARTS, hash_plugin_sources, hash_setting_files
 from esa_cli.models.attachment.fingerprint import (
     LOADED_PLAIN,
     compute_model_fingerprint,
@@ -68,7 +68,7 @@ def make_cache_key(
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
         files = method.compressor.files
-        facts["compressor"] = {**hash_file_settings(preset.compressor, files), **aim}
+        facts["compressor"] = {**hash_setting_files(preset.compressor, files), **aim}
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:
@@ -139,7 +139,7 @@ def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name
     files: dict[str, Any] = {**hash_plugin_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        for key, value in hash_file_settings(facts[kind], named).items():
+        for key, value in hash_setting_files(facts[kind], named).items():
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.

@@ -78,7 +78,7 @@ def resolve_preset(
 def _build_method_part(part_kind: str, part_settings: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
-    part, (base, members) = registry.build_part(part_kind, part_settings), MEMBERS[part_kind]
+    part, (base, members) = registry.build_method_part(part_kind, part_settings), MEMBERS[part_kind]
     name = type(part).__name__
     if not isinstance(part, getattr(parts, base)):
         raise PluginError(
@@ -129,12 +129,12 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
-    recipe = registry.find_recipe(method_name)
-    base = registry.Base(preset.window, preset.context, preset.position, document_tokens)
+    recipe = registry.find_method(method_name)
+    base = registry.PresetSizes(preset.window, preset.context, preset.position, document_tokens)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     plain = switch_to_kv_cache_answers(plain)
-    laid = merge_settings(plain, _get_recipe_settings(recipe, base))
+    laid = merge_settings(plain, _run_recipe(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
@@ -148,12 +148,12 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     return changed
 
 
-def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
+def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
     """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
-        settings = recipe.settings(preset_base)
+        settings = recipe.settings(sizes)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:

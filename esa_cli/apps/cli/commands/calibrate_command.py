@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.fitted_projections import CalibrationStudy
+    from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
     from esa_cli.evaluation.calibration.retrieval_heads import HeadSearchResult
     from esa_cli.qa.presets.preset import Preset
 
@@ -94,7 +94,7 @@ def calibrate(
 
 def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
-) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
+) -> tuple[RecallStudy, Preset, dict[str, Any]]:
     """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
     from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
@@ -110,9 +110,9 @@ def _fit_and_measure_compressors(
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load_for_methods(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
-    training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
+    training, progress = fitted_projections.AdamSettings(), partial(reporter.stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
-        job = fitted_projections.open_calibration_job(
+        job = fitted_projections.open_projection_fitter(
             loaded, chosen, text, opts.tokens, Path(folder)
         )
         total, planner = (
@@ -122,7 +122,7 @@ def _fit_and_measure_compressors(
         planner.check_memory_suffices(total)
         with quiet_transformers():
             seconds = planner.plan_ingest(total).estimated_seconds
-            job.collect_activations(reporter.start_ingest_progress(total, seconds))
+            job.store_queries_and_keys(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
     job.save_best_projections(opts.out, study, training)
@@ -145,7 +145,7 @@ def _format_options_to_use_compressor(
     return shlex.join(words)
 
 
-def _print_recall_table(study: CalibrationStudy) -> None:
+def _print_recall_table(study: RecallStudy) -> None:
     """Prints a table of each layer's recall at the largest k, and the mean recall at each k."""
     results = study.results
     rows = [

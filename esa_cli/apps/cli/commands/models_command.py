@@ -145,7 +145,7 @@ def methods(
 
     load_installed_plugins()
     options.load_plugin_files(files)
-    recipes, parts = registry.list_recipes(), registry.list_method_parts()
+    recipes, parts = registry.list_methods(), registry.list_registered_classes()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
@@ -157,9 +157,9 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.find_part_origin(part.kind, part.name)
+        origin = registry.find_origin_file(part.kind, part.name)
         settings = _format_default_settings(part.cls)
-        rows.append({**part.get_text_dict(), "origin": origin, "settings": settings})
+        rows.append({**part.make_dict_without_class(), "origin": origin, "settings": settings})
     if as_json:
         terminal.print_json(rows)
         return

@@ -22,7 +22,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench.bench_run import RecordSelection
+    from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
     from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
@@ -121,7 +121,7 @@ def _run_selftests(
     reporter: terminal.Reporter,
 ) -> None:
     """Runs self-tests of several methods, and prints their scores. Raises EsaError."""
-    from esa_cli.evaluation.selftest.run_plan import KEY, choose_full_attention_length
+    from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -136,7 +136,7 @@ def _run_selftests(
         "model": preset.model,
         "preset": preset.name,
         "context": preset.context,
-        "dense_length": choose_full_attention_length(preset),
+        "dense_length": get_max_full_attention_tokens(preset),
         "settings": {
             # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
@@ -272,7 +272,7 @@ def compare(
         if note := run_plan.explain_if_attention_is_full(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
-            rows = run_plan.compare_methods(
+            rows = run_plan.compare_answers_of_methods(
                 ready.model.load_for_methods(reporter), chosen, grouped, text, question,
                 max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
                 reporter.start_progress(f"reading for {', '.join(names)}"),
@@ -330,7 +330,7 @@ def bench(
     shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_comparison()
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
-    selection = bench_run.RecordSelection(benchmark, data, wanted, limit, shard)
+    selection = bench_run.BenchRecordSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.check_and_hash_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
@@ -372,13 +372,13 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.row_run import answer_questions
+        from esa_cli.evaluation.row_run import ask_unanswered_questions
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         deadline = rows.compute_deadline()
         write = partial(
-            answer_questions,
+            ask_unanswered_questions,
             journal=journal,
             deadline=deadline,
             on_left_out=warn_of_too_long_question,
@@ -389,7 +389,7 @@ def bench(
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
-                    asker = bench_run.RecordAnswerer(session, method, preset, progress)
+                    asker = bench_run.BenchAnswerer(session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not write(documents):
@@ -402,7 +402,7 @@ def bench(
 
 
 def _print_benchmark_scores(
-    selection: RecordSelection,
+    selection: BenchRecordSelection,
     journal: Journal,
     left_out: list[dict[str, str]],
     as_json: bool,
