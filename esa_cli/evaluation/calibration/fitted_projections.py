@@ -299,7 +299,7 @@ class CalibrationJob:
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of a method that uses projections. Raises UsageError:
     the method is unknown, or scores with unreduced keys."""
-    target = resolved_preset.apply_compared_method(method_name, preset)
+    target = resolved_preset.set_method_to_compare(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
             f"method {method_name!r} scores with unreduced keys, and cannot use projections",

@@ -81,12 +81,12 @@ def check_config_settings(settings: Mapping[str, Any], file_name: object) -> Non
     """Raises ModelError, with the file's name, if a setting of a model has an impossible value."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
-        if value is not None and (rule := _find_broken_setting_rule(name, value)):
+        if value is not None and (rule := _find_rule_broken_by_setting(name, value)):
             message = f"{file_name}: {name} must {rule}, got {repr(value)[:80]}"
             raise ModelError(message, _FETCH_AGAIN)
 
 
-def _find_broken_setting_rule(setting_name: str, value: Any) -> str:
+def _find_rule_broken_by_setting(setting_name: str, value: Any) -> str:
     """Returns the rule that a config.json setting breaks, such as "be above 0", or "" for none."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if setting_name in _COUNTS or setting_name in _TOKENS:
@@ -168,7 +168,7 @@ _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_weight_types(weights: Iterable[WeightInfo], quantization: Mapping[str, Any]) -> None:
+def check_weight_dtypes(weights: Iterable[WeightInfo], quantization: Mapping[str, Any]) -> None:
     """Raises ModelError if transformers 5.23 would silently load wrong numbers for a quantised
     weight, because scales are missing or blocks of numbers do not fit the weight's shape."""
     shapes = {weight.name: weight.shape for weight in weights}
@@ -199,7 +199,7 @@ def compute_weight_bytes(
         keep_quantised: whether weights that are stored quantised stay quantised."""
     weights = list_language_model_weights(folder)
     settings = find_quantization_config(read_config_json(folder))
-    check_weight_types(weights, settings)
+    check_weight_dtypes(weights, settings)
     if keep_quantised:
         return sum(path.stat().st_size for path in list_weight_files(folder))
     total = 0.0
@@ -331,7 +331,7 @@ def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str,
     return {body: "model."} | ({head: "lm_head."} if head else {})
 
 
-def choose_from_pretrained_options(folder: Path) -> dict[str, Any]:
+def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
     """Returns arguments for transformers' `from_pretrained` by which only the language model in a
     folder is loaded: its configuration and, if necessary, a mapping of weight names."""
     config, whole = _read_language_and_checkpoint_configs(folder)
@@ -344,15 +344,15 @@ def choose_from_pretrained_options(folder: Path) -> dict[str, Any]:
         # Lists of modules have names from before or after transformers' own renaming.
         known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
-            name: [_replace_prefix(v, known) for v in value] if isinstance(value, list) else value
+            name: [_rename_module(v, known) for v in value] if isinstance(value, list) else value
             for name, value in packing.items()
         }
     mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
     return {"config": config, "key_mapping": mapping}
 
 
-def _replace_prefix(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
-    """Replaces the prefix of a module's name as `new_prefixes` maps old to new prefixes."""
+def _rename_module(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
+    """Replaces the prefix of a module's name; `new_prefixes` maps old to new prefixes."""
     before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
     return new_prefixes[before] + module_name[len(before) :] if before else module_name
 

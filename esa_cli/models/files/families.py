@@ -208,7 +208,7 @@ def list_full_attention_layers(config: Any) -> list[int]:
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
-def map_key_sources(config: Any) -> dict[int, int]:
+def map_key_source_layers(config: Any) -> dict[int, int]:
     """Maps the index of each layer that uses another layer's keys to the index of that other layer.
     Raises ValueError: no such layer exists."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
@@ -224,7 +224,7 @@ def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer of a model caches: "attention" for keys and values, "state" for a
     recurrent state, "both", "reader" if it uses another layer's keys, or "idle" for nothing."""
     config = SimpleNamespace(**config_settings)
-    readers, types = map_key_sources(config), enumerate(list_layer_types(config))
+    readers, types = map_key_source_layers(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
@@ -259,7 +259,7 @@ def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
     if all layers of the model have the same key heads."""
     if not get_model_family(config).unequal_heads:
         return []
-    storing = {*range(len(list_layer_types(config)))} - {*map_key_sources(config)}
+    storing = {*range(len(list_layer_types(config)))} - {*map_key_source_layers(config)}
     shapes = [_get_layer_kv_head_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 

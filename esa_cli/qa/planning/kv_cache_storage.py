@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_can_join_recurrent_states(model_type: str, has_state_layers: bool) -> None:
+def check_can_join_recurrent_states(model_type: str, has_recurrent_layers: bool) -> None:
     """Raises UsageError if layers of the model keep a state, because the states of several
     documents cannot be joined."""
-    if has_state_layers:
+    if has_recurrent_layers:
         raise UsageError(
             f"layers of this {model_type} model keep a state, and the states of several documents "
             "cannot be joined",
@@ -31,12 +31,12 @@ def check_can_join_recurrent_states(model_type: str, has_state_layers: bool) -> 
 
 
 def check_can_join_documents(
-    preset: ResolvedPreset, model_type: str, has_state_layers: bool
+    preset: ResolvedPreset, model_type: str, has_recurrent_layers: bool
 ) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
     if not preset.preset.answer.needs_kv_cache:
         return
-    check_can_join_recurrent_states(model_type, has_state_layers)
+    check_can_join_recurrent_states(model_type, has_recurrent_layers)
     if preset.method.selector.is_observer:
         raise UsageError(
             f"selector {preset.preset.selector['name']} works with one document only",

@@ -1,8 +1,7 @@
 """Loads presets, which are YAML files with settings of the model, of finding and reading passages,
 and of the method that selects tokens from the KV cache.
 
-A preset is merged with the preset that its setting `extends` names, and with --set overrides.
-"""
+A preset is merged with the preset that its setting `extends` names, and with --set overrides."""
 
 from __future__ import annotations
 
@@ -204,7 +203,7 @@ _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges nested settings; a method part with another name is replaced as a whole."""
+    """Merges nested settings; a selector, score etc. with another name is replaced as a whole."""
     out = dict(base)
     for key, value in overriding.items():
         old = out.get(key)
@@ -301,7 +300,7 @@ def make_preset_for_finding(preset: Preset, bm25_only: bool = False) -> Preset:
     return preset.alter_answer_settings(source="text", adapter=None, reader=None, finder=finder)
 
 
-def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
     preset_file = preset_file.resolve()
     if preset_file in child_presets:
         loop = " -> ".join(step.stem for step in (*child_presets, preset_file))
@@ -317,12 +316,12 @@ def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) 
     below = find_preset_file(parent, base_folder=preset_file.parent)
     if below.resolve() in child_presets:  # one's own preset lies over the shipped one of that name
         below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
-    return merge_presets(merge_presets(_load_with_parents(below, child_presets), model), data)
+    return merge_presets(merge_presets(_merge_with_parents(below, child_presets), model), data)
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset name that a known model's name stands for, with the model's setting;
-    returns other names with no setting."""
+    """Returns the preset that a known model's name stands for, and the setting `model`; returns
+    other names with no setting."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
@@ -365,7 +364,7 @@ def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge_presets(merge_settings(defaults, _load_with_parents(path)), model)
+    data = merge_presets(merge_settings(defaults, _merge_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
         over = merge_settings(over, parse_setting_override(text))

@@ -106,7 +106,7 @@ class KnownModelFacts:
     way: str = "chat"
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes of the model's weights, with `dtype_bytes` bytes for each number."""
+        """Returns the bytes of the model's weights if each weight takes `dtype_bytes` bytes."""
         return round(self.weights * 1e9) * dtype_bytes
 
 
