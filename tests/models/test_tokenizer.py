@@ -61,7 +61,7 @@ def test_only_what_transformers_has_loaded_once(folder: Path) -> None:
 def test_templates(folder: Path, name: str) -> None:
     change(folder / "tokenizer_config.json", chat_template=TEMPLATES[name])
     assert is_plain(folder)
-    whole, plain = (loading.load_tokenizer(folder), loading.load_standalone_tokenizer(folder))
+    whole, plain = loading.load_tokenizer(folder), loading.load_standalone_tokenizer(folder)
     assert plain is not None
     for prompt in (False, True):
         how: dict[str, Any] = {"enable_thinking": prompt, "date_string": "now"}

@@ -64,13 +64,13 @@ class IngestProgressDisplay(IngestEvents):
     def report_unread_document(self, document: Document, tokens: int) -> None:
         self._warn_of_missing_contents(document)
 
-    def decide_to_keep_in_memory(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         self.reporter.clear_spinner()
         if not self.must_store:
             self._warn_once(f"esa: documents are not stored: {error.message}")
         return not self.must_store
 
-    def report_start(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
@@ -78,7 +78,7 @@ class IngestProgressDisplay(IngestEvents):
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
-    def report_progress(self, done: int, total: int) -> None:
+    def report_ingest_progress(self, done: int, total: int) -> None:
         self._resumed_at = self._resumed_at or done
         self._show(done, total)
         if done == total:
@@ -87,12 +87,12 @@ class IngestProgressDisplay(IngestEvents):
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
                 self.planner.save_ingest_time(total, seconds)
 
-    def report_wait(self) -> None:
+    def report_wait_for_process(self) -> None:
         self.reporter.note(
             "esa: waiting for another esa process that ingests the same document", dim=False
         )
 
-    def report_end(self) -> None:
+    def report_ingest_end(self) -> None:
         self.reporter.clear_spinner()
 
     def _warn_of_missing_contents(self, document: Document) -> None:

@@ -1,8 +1,8 @@
 """A transformers `Cache` for one attached model, with the keys and values of attention layers and
 the states of recurrent layers.
 
-The state of a recurrent layer (or the last inputs of a convolution) cannot be cropped as keys can,
-but only be restored to a token count at which the state was copied."""
+The state of a recurrent or convolution layer cannot be cropped as keys can, but only restored to a
+token count at which the state was copied."""
 
 from __future__ import annotations
 

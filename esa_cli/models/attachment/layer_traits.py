@@ -100,7 +100,7 @@ def make_attention_traits(
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary_module is not None else ()
     ropes = {kind: _make_rope(config, family, rotary_module, kind) for kind in attending}
     traits = list[AttentionTraits | None]()
-    windows, rotating = families.list_window_sizes(config), _find_rotating_layers(config, family)
+    windows, rotating = families.list_sliding_windows(config), _find_rotating_layers(config, family)
     each = zip(attention_modules, types, windows, rotating, strict=True)
     for module, kind, window, rotates in each:
         rope = ropes.get(kind, unrotated) if rotates else unrotated

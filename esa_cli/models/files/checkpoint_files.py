@@ -266,10 +266,10 @@ def read_language_model_settings(folder: Path) -> dict[str, Any]:
 def read_language_model_config(folder: Path) -> Any:
     """Returns transformers' configuration object of the language model in a folder. Raises
     ModelError: transformers cannot read the configuration."""
-    return _read_language_and_checkpoint_configs(folder)[0]
+    return _read_model_and_checkpoint_configs(folder)[0]
 
 
-def _read_language_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
+def _read_model_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint."""
     several = has_language_model_part(read_config_json(folder))
     with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
@@ -302,7 +302,7 @@ def list_language_model_weights(folder: Path) -> list[WeightInfo]:
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
-def list_expected_weights(folder: Path) -> list[WeightInfo]:
+def list_weights_transformers_expects(folder: Path) -> list[WeightInfo]:
     """Returns the names and shapes of the weights that transformers creates for a config.json,
     without allocating the weights. Raises ModelError: transformers does not know the model."""
     config = read_language_model_config(folder)
@@ -334,7 +334,7 @@ def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str,
 def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
     """Returns arguments for transformers' `from_pretrained` by which only the language model in a
     folder is loaded: its configuration and, if necessary, a mapping of weight names."""
-    config, whole = _read_language_and_checkpoint_configs(folder)
+    config, whole = _read_model_and_checkpoint_configs(folder)
     if not has_language_model_part(read_config_json(folder)):
         return {"config": config}
     prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
@@ -374,10 +374,10 @@ def _make_metadata_cache_path(kind: str, model_folder: Path, file_patterns: Sequ
     return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def load_model_metadata(
+def load_cached_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns the metadata of one kind that `store_model_metadata` cached for a model's files with
+    """Returns the metadata of one kind that `cache_model_metadata` cached for a model's files with
     the present version of transformers, or None if the cache has none or is damaged."""
     with suppress(*_UNUSABLE):
         path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
@@ -389,13 +389,13 @@ def load_model_metadata(
     return None
 
 
-def store_model_metadata(
+def cache_model_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
     make_metadata: Callable[[], dict[str, Any]],
 ) -> None:  # fmt: skip
     """Caches metadata of one kind that transformers derives from a model's files, such as settings
-    with defaults, for `load_model_metadata`."""
-    if load_model_metadata(metadata_kind, model_folder, file_patterns) is None:
+    with defaults, for `load_cached_metadata`."""
+    if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):
             path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)

@@ -140,7 +140,7 @@ def fetch_hub_snapshot(
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        bar = _make_silent_progress_bar(report)
+        bar = _make_silent_tqdm_class(report)
         fetched = _call_snapshot_download(
             ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
         )
@@ -163,7 +163,7 @@ def fetch_hub_snapshot(
     return fetched
 
 
-def _make_silent_progress_bar(report: StageProgress) -> Any:
+def _make_silent_tqdm_class(report: StageProgress) -> Any:
     """Makes a tqdm class that shows no progress bar, and reports how many bytes are written."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 

@@ -91,7 +91,7 @@ def load(
     if not (packing or kept):
         _check_finite_weights(model, ref)
     if not packing:
-        checkpoint_files.store_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.cache_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,

@@ -24,7 +24,7 @@ from esa_cli.models.files.checkpoint_files import (
     has_language_model_part,
     list_stored_weights,
     list_weight_files,
-    load_model_metadata,
+    load_cached_metadata,
     read_config_json,
     read_language_model_config,
 )
@@ -86,7 +86,10 @@ def load_without_transformers(
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, settings = read_config_json(folder), load_model_metadata("config", folder, CONFIG_FILES)
+    config, settings = (
+        read_config_json(folder),
+        load_cached_metadata("config", folder, CONFIG_FILES),
+    )
     whole = not (find_quantization_config(config) or has_language_model_part(config))
     if settings is None or not whole or not can_load_without_transformers(settings):
         return None

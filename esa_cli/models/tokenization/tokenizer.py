@@ -26,10 +26,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
+    cache_model_metadata,
     check_tokenizer_files_exist,
     convert_read_errors,
-    load_model_metadata,
-    store_model_metadata,
+    load_cached_metadata,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import digest_text
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> Any:
         if tokenizer.is_fast:
             _check_tokenizer_limits(tokenizer.backend_tokenizer, folder)
         make_metadata = partial(_make_tokenizer_metadata, folder, tokenizer)
-        store_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
+        cache_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
         return tokenizer
 
 
@@ -112,7 +112,7 @@ def load_fastest_tokenizer(folder: Path) -> Any:
 
 def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if data := load_model_metadata("plain tokenizer", folder, _FILES):
+        if data := load_cached_metadata("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
             return StandaloneTokenizer(
                 backend, TokenizerMetadata(**data), partial(load_tokenizer, folder)
@@ -372,7 +372,7 @@ def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in iterate_window_tokens(encode_text_part, text):
+    for rows in tokenise_by_windows(encode_text_part, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
@@ -385,7 +385,7 @@ def count_tokens(folder: Path, text: str) -> int:
         return len(tokenise_text(load_fastest_tokenizer(folder), text).ids)
 
 
-def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
+def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
     """Yields the tokens of a text, tokenised in overlapping parts, as arrays (n, 3) of token id,
     first and end character. Raises DocumentError: two windows of `LONGEST` characters share no
     token."""

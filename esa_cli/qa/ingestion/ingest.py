@@ -46,20 +46,20 @@ class IngestEvents:
     def report_unread_document(self, document: Document, tokens: int) -> None:
         """Called when a document is not indexed, so that only its words can be searched."""
 
-    def report_start(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         """Called before a document is read; `stored_bytes` is None if it will not be stored."""
 
-    def report_progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         """Called when the model has read `done_tokens` of `all_tokens` tokens of a document."""
 
-    def decide_to_keep_in_memory(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         """Called when the disk is full; returns whether to keep the document in memory."""
         return False
 
-    def report_wait(self) -> None:
+    def report_wait_for_process(self) -> None:
         """Called when this process waits for another process to store the same document."""
 
-    def report_end(self) -> None:
+    def report_ingest_end(self) -> None:
         """Called when a document has been indexed or prefilled, or an exception was raised."""
 
 
@@ -69,7 +69,7 @@ class IngestProgressRelay(IngestEvents):
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
-    def report_progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         if self._progress:
             self._progress(done_tokens, all_tokens)
 
@@ -188,22 +188,22 @@ class DocumentIngester(ABC):
         try:
             return self._record_file_in_catalogue(self._ingest_document(text, progress, started))
         finally:
-            self.events.report_end()
+            self.events.report_ingest_end()
 
     def _ingest_document(
         self, text: TokenisedDocument, progress: Progress | None, start_time: float
     ) -> Book:
         """Indexes or prefills a document, and stores the result if new documents are stored."""
-        on_progress = combine_progress_callbacks(self.events.report_progress, progress)
+        on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
-            notice = OnWaitCallback(self.events.report_wait, progress, len(plan.ids))
+            notice = OnWaitCallback(self.events.report_wait_for_process, progress, len(plan.ids))
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
-                if not self.events.decide_to_keep_in_memory(text.document, error):
+                if not self.events.handle_full_disk(text.document, error):
                     raise
-                self.events.report_end()
+                self.events.report_ingest_end()
                 break
             if book is not None:
                 return book
@@ -225,7 +225,7 @@ class DocumentIngester(ABC):
                 return self._try_open_library_entry(document, writer)
             self.check_tokens_fit_memory(tokens)
             size = library.estimate_document_size(tokens, plan.layout, plan.state_bytes)
-            self.events.report_start(document, tokens, size)
+            self.events.announce_ingest(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
         book = self.open_library_entry(document, entry)
         return self._add_to_memory_count(replace(book, read_s=time.perf_counter() - start_time))
@@ -330,7 +330,7 @@ class TokenIndexIngester(DocumentIngester):
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_tokens_fit_memory(tokens)
-        self.events.report_start(text.document, tokens, None)
+        self.events.announce_ingest(text.document, tokens, None)
         index = ReducedKeys.allocate(tokens, layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records

@@ -13,9 +13,9 @@ from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
     WeightInfo,
     compute_weight_bytes,
-    list_expected_weights,
     list_language_model_weights,
     list_weight_files,
+    list_weights_transformers_expects,
     read_config_json,
 )
 from esa_cli.models.files.families import (
@@ -171,7 +171,7 @@ def measure_weight_sizes(
         nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
         body = count_weights_per_token(list_language_model_weights(model_folder), config)
         return WeightSizes(nbytes, body, dtype_bytes)
-    tensors, total = list_expected_weights(model_folder), 0.0
+    tensors, total = list_weights_transformers_expects(model_folder), 0.0
     for tensor in tensors:
         each = float(dtype_bytes)
         if _is_layer_matrix(tensor):

@@ -68,15 +68,15 @@ class Seen(IngestEvents):
     def report_stored_document(self, book: Book) -> None:
         self.told.append("found")
 
-    def report_start(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self.told.append(("started", tokens, stored_bytes))
 
-    def report_progress(self, done: int, total: int) -> None:
+    def report_ingest_progress(self, done: int, total: int) -> None:
         self.told.append(done)
         if self.stop is not None and done >= self.stop:
             raise KeyboardInterrupt
 
-    def report_end(self) -> None:
+    def report_ingest_end(self) -> None:
         self.told.append("finished")
 
 
