@@ -124,14 +124,14 @@ def _register_forward_call_hooks(
             return args, {**options, "logits_to_keep": 0}
         return None
 
-    def clear_cache_of_finished_call(base_model: Any, args: Any, options: Any, output: Any) -> None:
+    def forget_cache_of_finished_call(model: Any, args: Any, kwargs: Any, output: Any) -> None:
         if (cache := current_call.get_current_cache()) is not None:
             cache.states.record_forward_end(cache.get_seq_length())
         current_call.cache = None
 
     return [
         base_model.register_forward_pre_hook(set_cache_of_running_call, with_kwargs=True),
-        base_model.register_forward_hook(clear_cache_of_finished_call, with_kwargs=True),
+        base_model.register_forward_hook(forget_cache_of_finished_call, with_kwargs=True),
     ]
 
 

@@ -355,8 +355,8 @@ class EsaCache(Cache):
                 layer.crop(-extra)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens from the cache; the number is negative as in
-        transformers. Raises UsageError: see `truncate`."""
+        """Removes the last tokens from the cache; as in transformers, `tokens_to_remove` is their
+        negative number. Raises UsageError: see `truncate`."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))

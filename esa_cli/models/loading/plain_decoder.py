@@ -86,17 +86,14 @@ def load_without_transformers(
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, settings = (
-        read_config_json(folder),
-        load_cached_metadata("config", folder, CONFIG_FILES),
-    )
+    config, cached = read_config_json(folder), load_cached_metadata("config", folder, CONFIG_FILES)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
-    if settings is None or not whole or not can_load_without_transformers(settings):
+    if cached is None or not whole or not can_load_without_transformers(cached):
         return None
     weight_count = sum(math.prod(weight.shape) for weight in list_stored_weights(folder))
     check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
     report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, dtype)) is None:
+    if (model := PlainDecoder.load(folder, cached, dtype)) is None:
         return None
     return LazyTransformersModel(
         text_model=model, tokenizer=tokenizer or load_fastest_tokenizer(folder), ref=ref.text,

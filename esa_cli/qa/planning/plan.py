@@ -114,7 +114,7 @@ class TokenIndexCosts:
         return token_count * (share * (2 * self.body + attention) + projection)
 
     @property
-    def paper_cost_ratios(self) -> tuple[float, float] | None:
+    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
         """None, because the two ratios of the ESA paper do not apply to answers from passages."""
         return None
 
@@ -186,7 +186,7 @@ class KvCacheCosts(TokenIndexCosts):
         return token_count * (2 * self.body + shape.rows * attention + scoring)
 
     @property
-    def paper_cost_ratios(self) -> tuple[float, float] | None:
+    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
         """The two cost ratios of the ESA paper: operations of a step relative to full attention,
         and size of the reduced keys relative to the KV cache. None if the method is not the
         paper's."""

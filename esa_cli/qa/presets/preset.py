@@ -29,7 +29,7 @@ from esa_cli.qa.presets.preset_files import (
     list_shipped_preset_files,
     load_known_models,
     read_preset_file,
-    resolve_model_name,
+    resolve_to_hub_id,
 )
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import suggest_name
@@ -369,7 +369,7 @@ def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     for text in overrides:
         over = merge_settings(over, parse_setting_override(text))
     if isinstance(over.get("model"), str):
-        over["model"] = resolve_model_name(over["model"])
+        over["model"] = resolve_to_hub_id(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
         data = switch_to_kv_cache_answers(data)

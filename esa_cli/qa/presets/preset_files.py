@@ -118,7 +118,7 @@ def load_known_models() -> dict[str, KnownModelFacts]:
     return {name: KnownModelFacts(**facts) for name, facts in data.items()}
 
 
-def resolve_model_name(model_name: str) -> str:
+def resolve_to_hub_id(model_name: str) -> str:
     """Returns the Hugging Face id of a known model's name; returns other names unchanged."""
     facts = load_known_models().get(model_name)
     return model_name if facts is None else facts.model
