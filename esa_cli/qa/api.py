@@ -243,8 +243,8 @@ class Esa:
         return self.documents.open_stored_entry(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a document from the library, else by its words alone, or by ingesting it if the
-        preset answers from the KV cache. Raises the errors of `ingest`."""
+        """Opens a stored document. Another document is ingested if the preset answers from the KV
+        cache, else only its words are searched. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open_for_questions(source)
 
@@ -433,7 +433,7 @@ class Esa:
         return self.add_token_ranges(books), self._last[1]
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents, each with the range of its tokens in all documents."""
+        """Returns copies of documents with the range of each one's tokens among all tokens."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)

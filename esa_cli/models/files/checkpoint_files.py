@@ -298,7 +298,7 @@ def list_language_model_weights(folder: Path) -> list[WeightInfo]:
     weights = list_stored_weights(folder)
     if not has_language_model_part(read_config_json(folder)):
         return weights
-    prefixes = _map_weight_prefixes(folder, [weight.name for weight in weights])
+    prefixes = _map_checkpoint_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
@@ -318,7 +318,7 @@ def list_weights_transformers_expects(folder: Path) -> list[WeightInfo]:
     return [WeightInfo(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
-def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str, str]:
+def _map_checkpoint_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str, str]:
     """Maps the prefixes of a language model's weights in a checkpoint of several parts to the
     prefixes in a plain language model. Raises ModelError: the prefixes are unknown."""
     embeddings = "embed_tokens.weight"
@@ -337,21 +337,21 @@ def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
     config, whole = _read_model_and_checkpoint_configs(folder)
     if not has_language_model_part(read_config_json(folder)):
         return {"config": config}
-    prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
+    prefixes = _map_checkpoint_prefixes(folder, [one.name for one in list_stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):
         # Lists of modules have names from before or after transformers' own renaming.
         known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
-            name: [_rename_module(v, known) for v in value] if isinstance(value, list) else value
+            name: [_map_module_name(v, known) for v in value] if isinstance(value, list) else value
             for name, value in packing.items()
         }
     mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
     return {"config": config, "key_mapping": mapping}
 
 
-def _rename_module(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
+def _map_module_name(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
     """Replaces the prefix of a module's name; `new_prefixes` maps old to new prefixes."""
     before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
     return new_prefixes[before] + module_name[len(before) :] if before else module_name
@@ -363,11 +363,11 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _make_metadata_cache_path(kind: str, model_folder: Path, file_patterns: Sequence[str]) -> Path:
+def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequence[str]) -> Path:
     """Returns the path of the cached metadata of one kind, named by a hash of the model's files."""
     packages = f"{version('transformers')} {version('tokenizers')}"
-    digest = hashlib.sha256(f"{kind} {packages}".encode())
-    for file in sorted({file for one in file_patterns for file in model_folder.glob(one)}):
+    digest = hashlib.sha256(f"{metadata_kind} {packages}".encode())
+    for file in sorted({file for one in file_patterns for file in folder.glob(one)}):
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
@@ -380,7 +380,7 @@ def load_cached_metadata(
     """Returns the metadata of one kind that `cache_model_metadata` cached for a model's files with
     the present version of transformers, or None if the cache has none or is damaged."""
     with suppress(*_UNUSABLE):
-        path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
+        path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")
         digest, _, text = stored.partition("\n")
         if digest == digest_text(text):
@@ -398,7 +398,7 @@ def cache_model_metadata(
     if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):
-            path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
+            path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
                 part.write_text(f"{digest_text(text)}\n{text}", "utf-8")

@@ -161,7 +161,7 @@ class DocumentIngester(ABC):
                 "use the preset that ingested the document, or ingest it with this preset",
             )
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._add_to_memory_count(self.open_library_entry(document, entry))
+        book = self._remember_book_in_memory(self.open_library_entry(document, entry))
         self.events.report_stored_document(book)
         return book
 
@@ -209,7 +209,7 @@ class DocumentIngester(ABC):
                 return book
             # Another process stored the document, and a third one has removed it since.
         book = self.ingest_into_memory(text, on_progress)
-        return self._add_to_memory_count(replace(book, read_s=time.perf_counter() - start_time))
+        return self._remember_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
 
     def _ingest_into_library(
         self, text: TokenisedDocument, plan: StoragePlan, on_progress: Progress,
@@ -228,19 +228,19 @@ class DocumentIngester(ABC):
             self.events.announce_ingest(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
         book = self.open_library_entry(document, entry)
-        return self._add_to_memory_count(replace(book, read_s=time.perf_counter() - start_time))
+        return self._remember_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
 
     def _try_open_library_entry(self, document: Document, entry: LibraryEntry) -> Book | None:
         """Opens a document's library entry; None if another process has just removed the entry."""
         assert self.library is not None
         try:
-            return self._add_to_memory_count(self.open_library_entry(document, entry))
+            return self._remember_book_in_memory(self.open_library_entry(document, entry))
         except LibraryError:
             if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
-    def _add_to_memory_count(self, book: Book) -> Book:
+    def _remember_book_in_memory(self, book: Book) -> Book:
         """Includes a document in `count_tokens_in_memory`, unless its KV cache is on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
@@ -278,7 +278,7 @@ class TokenIndexIngester(DocumentIngester):
         self.encoder = encoder
 
     @cached_property
-    def index_identity(self) -> str:
+    def token_index_identity(self) -> str:
         """JSON of everything, except a document's text, that determines a token index."""
         facts = {
             "index": FORMAT,
@@ -290,10 +290,10 @@ class TokenIndexIngester(DocumentIngester):
         return json.dumps(facts, sort_keys=True)
 
     def list_model_and_settings_identities(self) -> list[str]:
-        return [self.index_identity]
+        return [self.token_index_identity]
 
     def matches_entry_settings(self, entry: LibraryEntry) -> bool:
-        return entry.identity == self.index_identity
+        return entry.identity == self.token_index_identity
 
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
@@ -308,7 +308,7 @@ class TokenIndexIngester(DocumentIngester):
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def plan_storage(self, text: TokenisedDocument) -> StoragePlan:
-        return StoragePlan(self.index_identity, text.ids, self.encoder.layout)
+        return StoragePlan(self.token_index_identity, text.ids, self.encoder.layout)
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress

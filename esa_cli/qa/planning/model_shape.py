@@ -169,7 +169,7 @@ def measure_weight_sizes(
     if _has_all_weight_files(model_folder):
         each = get_bytes_per_weight(quantization, dtype_bytes)
         nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
-        body = count_weights_per_token(list_language_model_weights(model_folder), config)
+        body = count_weights_used_per_token(list_language_model_weights(model_folder), config)
         return WeightSizes(nbytes, body, dtype_bytes)
     tensors, total = list_weights_transformers_expects(model_folder), 0.0
     for tensor in tensors:
@@ -180,7 +180,7 @@ def measure_weight_sizes(
             elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
                 each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
-    return WeightSizes(int(total), count_weights_per_token(tensors, config), dtype_bytes)
+    return WeightSizes(int(total), count_weights_used_per_token(tensors, config), dtype_bytes)
 
 
 def _has_all_weight_files(model_folder: Path) -> bool:
@@ -192,7 +192,7 @@ def _has_all_weight_files(model_folder: Path) -> bool:
     return True
 
 
-def count_weights_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
+def count_weights_used_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
     """Counts the weights by which one token is multiplied in layers and in the experts it uses."""
     settings = config.get("text_config") or config
     experts = _read_nonzero_size(

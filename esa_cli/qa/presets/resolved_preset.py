@@ -75,7 +75,7 @@ def resolve_preset(
     return resolved
 
 
-def _build_method_part(part_kind: str, part_settings: dict[str, Any]) -> Any:
+def _build_method_component(part_kind: str, part_settings: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
     part, (base, members) = registry.build_part(part_kind, part_settings), MEMBERS[part_kind]
@@ -103,7 +103,7 @@ def build_attention_method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", suggest_name(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _build_method_part(kind, getattr(preset, kind)) for kind in MEMBERS}
+    parts = {kind: _build_method_component(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with report_plugin_errors(parts):
             parts["score"] = parts["score"].for_single_layers()
