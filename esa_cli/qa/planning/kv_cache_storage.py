@@ -87,6 +87,6 @@ def check_projections_storable(projections: Sequence[Projection | None]) -> list
         if projection is not None and not isinstance(projection, Linear):
             raise UsageError(
                 f"the library cannot store projections of class {type(projection).__name__}",
-                "do not store the document, or use a compressor with `esa_cli.methods.Linear`",
+                "either do not store documents, or use a compressor with `esa_cli.methods.Linear`",
             )
     return list(projections)  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def replace_method(method_name: str, preset: Preset, document_tokens: int = 0) -
         raise PresetError(
             f"method {method_name!r} must attend to the preset's {preset.window.budget} "
             f"tokens, got {changed.window.budget}",
-            "keep the sum of window.initial, window.selected and window.local in the recipe",
+            "keep window.initial + window.selected + window.local in the recipe as in the preset",
         )
     return changed
 
@@ -188,7 +188,7 @@ def replace_method_for_length(method_name: str, preset: Preset, document_tokens:
     Raises the errors of `replace_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
         raise UsageError(
-            f"method {method_name!r} needs the length of its documents, which is unknown here",
+            f"method {method_name!r} needs the length of its documents, which is unknown",
             f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python",
         )
     return replace_method(method_name, preset, document_tokens)
