@@ -243,8 +243,8 @@ class Esa:
         return self.documents.open_stored_entry(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a stored document. Another document is ingested if the preset answers from the KV
-        cache, else only its words are searched. Raises the errors of `ingest`."""
+        """Opens a stored document. A document that is not stored is ingested if the preset answers
+        from the KV cache; else only its words are searched. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open_for_questions(source)
 

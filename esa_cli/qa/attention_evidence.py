@@ -190,8 +190,8 @@ def find_evidence_passages(
 
 
 def get_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
-    """Returns the largest attention weight of a sentence in the documents. The weight is 1.0 if in
-    every layer some head pays all its attention to one token of the sentence."""
+    """Returns the largest attention weight of a sentence in the documents. A weight of 1.0 means
+    that in every layer some head pays all attention to one token of a sentence."""
     sentences = [_sum_sentence_weights(book, token_weights) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 

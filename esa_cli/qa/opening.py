@@ -136,8 +136,8 @@ class ModelBeforeLoading:
         )  # fmt: skip
 
     def check_methods_can_run(self, presets: Mapping[str, Preset], token_count: int) -> None:
-        """Checks for each named method that `token_count` tokens fit into memory and its kernel
-        runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
+        """Checks that `token_count` tokens fit into memory and that the kernel runs for each
+        method. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset

@@ -2,10 +2,10 @@
 
 ESA patches no code of transformers. ESA registers an attention function and a mask function named
 "esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
-the model's rotary module, and a copy replaces the configuration, since other models may share it.
-Several models can be attached at once, since ESA's attention function finds the method by the
-attention module that calls the function. docs/design.md explains under "The seam" how a method is
-attached."""
+the model's rotary module, and a copy replaces the configuration, since other models may share the
+original. Several models can be attached at once, since ESA's attention function finds the method by
+the attention module that calls the function. docs/design.md explains under "The seam" how a method
+is attached."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CurrentForwardCall:
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The keys and values of one layer of an `EsaCache`, or its MLA latents if `stores_latents`.
-    They are in CPU memory if `on_cpu`, else on the model's device."""
+    Keys and values are in CPU memory if `on_cpu`, else on the model's device."""
 
     is_sliding = False
     is_croppable = True
@@ -254,7 +254,7 @@ class EsaCache(Cache):
 
     def begin_query(self, query_state: QueryState, method: Method | None = None) -> None:
         """Prepares the cache for a question or a prefill, with another attention method if one is
-        given. A snapshot is stored, so that the cache can be cropped again."""
+        given. A snapshot of recurrent states is stored, so that the cache can be cropped."""
         self.store_state_snapshot()
         self.query = query_state
         self.method = self.method if method is None else method
@@ -369,8 +369,8 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Computes the reduced, low-dimensional keys of all cached tokens, after fitting the
-        method's compressors, so that the first question is answered sooner."""
+        """Fits the method's compressors and computes the reduced, low-dimensional keys of all
+        cached tokens, which would otherwise delay the first answer."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))

@@ -1,5 +1,5 @@
-"""Reads and checks a model's folder before loading: config.json, headers of safetensors files, and
-which weights are the language model's if the model also sees images or hears.
+"""Reads and checks config.json and the headers of safetensors files before a model is loaded. In a
+model that also takes images or sound, finds the weights of the language model.
 
 Missing, damaged and malicious model files are reported before torch is imported."""
 
@@ -377,8 +377,8 @@ def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequenc
 def load_cached_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns the metadata of one kind that `cache_model_metadata` cached for a model's files with
-    the present version of transformers, or None if the cache has none or is damaged."""
+    """Returns metadata that `cache_model_metadata` stored for a model's files with this version of
+    transformers, or None if no usable metadata is stored."""
     with suppress(*_UNUSABLE):
         path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")

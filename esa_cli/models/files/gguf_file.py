@@ -32,7 +32,7 @@ class _SafeGgufReader(GGUFReader):
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        """Reads `count` numbers at an offset, after checking that the GGUF file has so many."""
+        """Reads `count` numbers at an offset of the GGUF file, which must contain that many."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise ValueError(f"the GGUF file's header has more than {_MAX_PARTS:,} parts")

@@ -122,8 +122,8 @@ def can_load_without_transformers(config_settings: Mapping[str, Any]) -> bool:
 
 
 class PlainDecoder(nn.Module):
-    """A small causal language model made without transformers, whose modules and parameters are
-    named as in transformers; before `load`, they have no data."""
+    """A small causal language model that does not need transformers, but names its modules and
+    parameters as transformers does. Before `load`, the parameters have no data."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -432,8 +432,8 @@ def _find_token_shared_by_windows(
     tokens: NDArray[numpy.int32], next_tokens: NDArray[numpy.int32], overlap_start: int,
     overlap_end: int, text: str,
 ) -> tuple[int, int] | None:  # fmt: skip
-    """Returns the indices, in two overlapping windows, of a token at which the next window can
-    continue the first, or None if the windows differ in the tokens of the overlap."""
+    """Returns the indices of one token in two overlapping windows, at which the next window can
+    continue the first, or None if the windows' tokens differ in the overlap."""
     import numpy
 
     bounds = (overlap_start + OVERLAP // 4, overlap_end - OVERLAP // 4)

@@ -200,7 +200,7 @@ def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderS
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns the records of files that were below a folder, but no longer exist."""
+    """Returns the records of files that were in a folder, but no longer exist."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)

@@ -131,8 +131,9 @@ def hash_text_answer_settings(preset: Preset) -> str:
 
 
 def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name",)) -> str:
-    """Returns the hash of a preset's settings without `answer` and `excluded_keys`, and of the
-    files that they name. Raises PresetError: a setting is invalid, or a file cannot be read."""
+    """Returns the hash of a preset's settings, without `answer` and `excluded_keys`, and of the
+    files that the settings name. Raises PresetError: a setting is invalid, or a file cannot be
+    read."""
     facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
     method = resolve_preset(preset).method
     files: dict[str, Any] = {**hash_plugin_sources(method)}

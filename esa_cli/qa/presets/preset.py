@@ -203,7 +203,7 @@ _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges nested settings; a selector, score etc. with another name is replaced as a whole."""
+    """Merges nested settings; a selector or score with another name is replaced as a whole."""
     out = dict(base)
     for key, value in overriding.items():
         old = out.get(key)
@@ -217,7 +217,7 @@ def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> di
 
 def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the settings of two presets. If `base` has a finder, another model in `overriding`
-    becomes `answer.reader`, which writes the answers; if `base` has no finder, another model in
+    becomes `answer.reader`, which writes the answers. If `base` has no finder, another model in
     `overriding` replaces the model, `score.heads` and `answer` of `base`."""
     out = merge_settings(base, overriding)
     if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
@@ -320,8 +320,8 @@ def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ())
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset that a known model's name stands for, and the setting `model`; returns
-    other names with no setting."""
+    """Returns the preset's name and the setting `model` for which a known model's name stands;
+    returns any other name unchanged."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}

@@ -125,7 +125,7 @@ def resolve_to_hub_id(model_name: str) -> str:
 
 
 def find_known_model_facts(model_id: str) -> KnownModelFacts | None:
-    """Returns the known facts of a model by its Hugging Face id; None if it is unknown."""
+    """Returns the facts of a known model by its Hugging Face id, or None for other models."""
     return next((facts for facts in load_known_models().values() if facts.model == model_id), None)
 
 
