@@ -386,7 +386,7 @@ def check_method_settings(name: str) -> Checks:
             settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
             settings["position"] = {"name": "esa", "distance": context // 2}
             base = Preset(name="base", model="any", **settings)
-            first, again = (resolved_preset.apply_method(name, base, length) for _ in range(2))
+            first, again = (resolved_preset.replace_method(name, base, length) for _ in range(2))
             resolved_preset.resolve_preset(first)
             _require(first == again, "the settings are different the second time")
 

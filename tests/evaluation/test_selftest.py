@@ -173,7 +173,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
     names = [name for name in registry.RECIPES if not registry.find_method(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
-        made = resolved_preset.apply_method(name, TINY, 900)
+        made = resolved_preset.replace_method(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
             seen: list[ChunkTrace] = []

@@ -30,7 +30,7 @@ from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method, resolve_preset
+from esa_cli.qa.presets.resolved_preset import replace_method, resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -588,8 +588,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert apply_method(name, base).reading == "select"
-    assert apply_method("topk", base).reading == "local"
+        assert replace_method(name, base).reading == "select"
+    assert replace_method("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def test_a_recipe_sets_the_method_and_no_more(
     copy_registries(monkeypatch)
     registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        apply_method("wrong-of-it", load_preset("tiny-random"))
+        replace_method("wrong-of-it", load_preset("tiny-random"))
     assert hint in error.value.hint
 
 
@@ -613,14 +613,14 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        apply_method("failing", load_preset("tiny-random"))
+        replace_method("failing", load_preset("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = load_preset(base)
-    made = apply_method(name, given, document_tokens=100_000)
+    made = replace_method(name, given, document_tokens=100_000)
     method = resolve_preset(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")

@@ -298,7 +298,7 @@ PRESET = Preset(name="any", model="any", context=8192)
     [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
-    made = resolved_preset.apply_method(name, PRESET, length)
+    made = resolved_preset.replace_method(name, PRESET, length)
     assert registry.find_method(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build_method_part("score", made.score).features, "nothing is reduced"

@@ -23,7 +23,7 @@ from esa_cli.methods.sentences import (
 )
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method
+from esa_cli.qa.presets.resolved_preset import replace_method
 
 HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 
@@ -204,7 +204,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         assert isinstance(chunk.far, torch.Tensor)
         chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial_count))
 
-    with Session(loaded.model, loaded.tokenizer, apply_method(name, base)) as session:
+    with Session(loaded.model, loaded.tokenizer, replace_method(name, base)) as session:
         session.read(TEXT)
         head = len(session.prompt.encode_prompt_start())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)

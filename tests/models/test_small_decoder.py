@@ -14,7 +14,7 @@ from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.loading import plain_decoder
-from esa_cli.models.loading.plain_decoder import PlainDecoder, can_load_as_plain_decoder
+from esa_cli.models.loading.plain_decoder import PlainDecoder, can_load_without_transformers
 from esa_cli.models.text_passes import text_forward
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
@@ -127,7 +127,7 @@ def test_models_that_are_left_to_transformers(
     model: Any = make_model("llama")
     settings = model.config.to_dict()
     assert can_fuse_model(model)
-    assert can_load_as_plain_decoder(settings)
+    assert can_load_without_transformers(settings)
     if not changes:
         with monkeypatch.context() as patch:
             patch.setattr(text_forward, "MOST_BYTES", 10_000)
@@ -135,7 +135,7 @@ def test_models_that_are_left_to_transformers(
         model.base_model.layers[1].mlp.up_proj = Quantised(48, 64, bias=False)
     for name, value in changes.items():
         setattr(model.config, name, value)
-        assert not can_load_as_plain_decoder(settings | changes)
+        assert not can_load_without_transformers(settings | changes)
     assert not can_fuse_model(model)
 
 

@@ -256,9 +256,9 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
-    from esa_cli.qa.presets.resolved_preset import apply_method
+    from esa_cli.qa.presets.resolved_preset import replace_method
 
-    made = apply_method("esa", load_preset("tiny-random", FROM_TEXT))
+    made = replace_method("esa", load_preset("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:
         read = asker.ingest(document(STORY))
         reply = asker.ask(QUESTION, [read], max_new_tokens=3)

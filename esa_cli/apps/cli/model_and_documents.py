@@ -58,19 +58,19 @@ class IngestProgressDisplay(IngestEvents):
         self._started, self._resumed_at = 0.0, 0
         self._warned = set[str]()
 
-    def found(self, book: Book) -> None:
+    def report_stored_document(self, book: Book) -> None:
         self._warn_of_missing_contents(book.document)
 
-    def unread(self, document: Document, tokens: int) -> None:
+    def report_unread_document(self, document: Document, tokens: int) -> None:
         self._warn_of_missing_contents(document)
 
-    def unstored(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         self.reporter.clear_spinner()
         if not self.must_store:
             self._warn_once(f"esa: documents are not stored: {error.message}")
         return not self.must_store
 
-    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
@@ -78,7 +78,7 @@ class IngestProgressDisplay(IngestEvents):
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
-    def progress(self, done: int, total: int) -> None:
+    def report_ingest_progress(self, done: int, total: int) -> None:
         self._resumed_at = self._resumed_at or done
         self._show(done, total)
         if done == total:
@@ -87,12 +87,12 @@ class IngestProgressDisplay(IngestEvents):
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
                 self.planner.save_ingest_time(total, seconds)
 
-    def waiting(self) -> None:
+    def report_wait_for_process(self) -> None:
         self.reporter.note(
             "esa: waiting for another esa process that ingests the same document", dim=False
         )
 
-    def finished(self) -> None:
+    def report_ingest_end(self) -> None:
         self.reporter.clear_spinner()
 
     def _warn_of_missing_contents(self, document: Document) -> None:
@@ -282,7 +282,7 @@ class QuestionDocuments:
             catalogue = own_stack.enter_context(catalogue_context)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.update_and_list_texts(
+                stored = library_texts.list_current_texts(
                     catalogue, reporter.start_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()

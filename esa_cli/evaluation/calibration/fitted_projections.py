@@ -40,7 +40,7 @@ from esa_cli.models.attachment.fingerprint import (
     compute_model_fingerprint,
     make_query_rotation_metadata,
 )
-from esa_cli.models.files.families import has_recurrence, list_window_sizes
+from esa_cli.models.files.families import has_recurrence, list_sliding_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
@@ -295,7 +295,7 @@ class ProjectionFitter:
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of a method that uses projections. Raises UsageError:
     the method is unknown, or scores with unreduced keys."""
-    target = resolved_preset.apply_compared_method(method_name, preset)
+    target = resolved_preset.set_method_to_compare(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
             f"method {method_name!r} scores with unreduced keys, and cannot use projections",
@@ -312,7 +312,7 @@ def open_projection_fitter(
     a folder. Raises UsageError: the text is too short, or the model has sliding-window or recurrent
     layers."""
     config = loaded.model.config
-    if any(list_window_sizes(config)) or has_recurrence(config):
+    if any(list_sliding_windows(config)) or has_recurrence(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",

@@ -67,7 +67,7 @@ def group_methods_by_prefill(
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        chosen = resolved_preset.apply_compared_method(name, preset, document_tokens)
+        chosen = resolved_preset.set_method_to_compare(name, preset, document_tokens)
         if name == resolved_preset.FROM_TEXT:
             alone.append(PrefillGroup((name,), (chosen,), "text"))
             continue

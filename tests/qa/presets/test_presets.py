@@ -150,9 +150,9 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 
 def test_a_method_answers_from_rows() -> None:
     made = load_preset("tiny-random", [FROM_TEXT, "answer.passages=3"])
-    assert resolved_preset.apply_method("esa", made).answer.source == "rows"
+    assert resolved_preset.replace_method("esa", made).answer.source == "rows"
     assert (
-        resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"
+        resolved_preset.set_method_to_compare(resolved_preset.AS_IS, made).answer.source == "text"
     )
 
 

@@ -123,7 +123,7 @@ class AskCommandRun:
         """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
         from esa_cli.models import find_model_folder
-        from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
+        from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.system.text import digest_text
@@ -135,7 +135,7 @@ class AskCommandRun:
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := find_model_folder(chosen.model)) is not None:
-            begin_loading_plain_tokenizer(folder)
+            begin_loading_standalone_tokenizer(folder)
         reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = QuestionDocuments(

@@ -108,7 +108,7 @@ def _fit_and_measure_compressors(
         given, model.choose_device_and_dtype(), reporter, runs_methods=True
     )
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
-    loaded = ready.model.load_for_methods(reporter)
+    loaded = ready.model.load_transformers_model(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
     training, progress = fitted_projections.AdamSettings(), partial(reporter.stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
@@ -235,7 +235,7 @@ def _find_retrieval_heads(
     sample = next(find_selftest_task("needle").samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
-        loaded = known.load_for_methods(reporter)
+        loaded = known.load_transformers_model(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
         reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")

@@ -236,7 +236,7 @@ def update_library_from_folder(
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
-        delete_file_records,
+        delete_removed_file_records,
         find_outdated_entries,
         sync_folder,
     )
@@ -277,7 +277,7 @@ def update_library_from_folder(
         for entry in outdated:
             library.remove(entry)
         with library.open_catalogue() as catalogue:
-            delete_file_records(catalogue, folder, state)
+            delete_removed_file_records(catalogue, folder, state)
     return {
         "folder": folder,
         "files": len(changes.records),

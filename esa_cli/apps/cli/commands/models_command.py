@@ -67,9 +67,9 @@ def pull_model(
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli.models import DEFAULT_MODEL, fetch_model_folder
-    from esa_cli.qa.presets.preset_files import resolve_model_name
+    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
 
-    chosen = DEFAULT_MODEL if ref is None else resolve_model_name(ref)
+    chosen = DEFAULT_MODEL if ref is None else resolve_to_hub_id(ref)
     with terminal.Reporter(quiet) as reporter:
         folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.stage)
     print(folder)

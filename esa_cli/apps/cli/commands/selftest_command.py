@@ -93,7 +93,7 @@ def _check_names_and_read_haystack(
     """Checks the names of tests, methods and files, and returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method
+    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
     if not settings.tests or not settings.methods:
         hint = f"tests: {', '.join(TASKS)}"
@@ -101,7 +101,7 @@ def _check_names_and_read_haystack(
     for test in settings.tests:
         find_selftest_task(test)
     for name in settings.methods:
-        apply_compared_method(name, preset, max(settings.lengths))
+        set_method_to_compare(name, preset, max(settings.lengths))
     if "own" in settings.tests and haystack_path is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
@@ -124,7 +124,7 @@ def _run_selftests(
     from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method
+    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.text import digest_text
 
@@ -159,7 +159,7 @@ def _run_selftests(
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
+    presets = {name: set_method_to_compare(name, preset, longest) for name in settings.methods}
     known.check_methods_can_run(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
@@ -168,7 +168,7 @@ def _run_selftests(
         from esa_cli.models.files.quiet_transformers import quiet_transformers
 
         with quiet_transformers():
-            loaded = known.load_for_methods(reporter)
+            loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
@@ -273,7 +273,7 @@ def compare(
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
             rows = run_plan.compare_answers_of_methods(
-                ready.model.load_for_methods(reporter), chosen, grouped, text, question,
+                ready.model.load_transformers_model(reporter), chosen, grouped, text, question,
                 max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
                 reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
@@ -320,7 +320,7 @@ def bench(
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import fetch_and_check_model
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve_preset
+    from esa_cli.qa.presets.resolved_preset import resolve_preset, set_method_to_compare
     from esa_cli.system.jsonl import Journal
 
     benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
@@ -334,7 +334,7 @@ def bench(
     survey, length = selection.check_and_hash_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
-    presets = {method: apply_compared_method(method, chosen, length) for method in names}
+    presets = {method: set_method_to_compare(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
     place = model.choose_device_and_dtype()
@@ -384,7 +384,7 @@ def bench(
             on_left_out=warn_of_too_long_question,
         )
         with quiet_transformers():
-            loaded = known.load_for_methods(reporter)
+            loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():

@@ -128,9 +128,9 @@ class ModelOptions:
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
         chosen = load_preset(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
-            from esa_cli.qa.presets.resolved_preset import apply_method_for_length
+            from esa_cli.qa.presets.resolved_preset import replace_method_for_length
 
-            chosen = apply_method_for_length(method, chosen, 0)
+            chosen = replace_method_for_length(method, chosen, 0)
         parse_reference(chosen.model)
         return chosen
 
