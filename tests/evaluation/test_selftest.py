@@ -49,13 +49,13 @@ class Heard:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def reading(
+    def show_prefill(
         self, test: str, length: int, names: Sequence[str], total: int
     ) -> Callable[[int, int], None]:
         self.readings.append((test, length, tuple(names)))
         return lambda done, all_: None
 
-    def row(self, row: dict[str, Any]) -> None:
+    def show_row(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
 

@@ -146,8 +146,8 @@ class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
 
     Args:
-        listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
-            `row(row)` for each answer, and `note(text)` for a part that is left out.
+        listener: has `show_prefill(test, length, names, tokens)`, which returns progress(done,
+            total), `show_row(row)` for each answer, and `note(text)` for a part that is left out.
         deadline: a time of `time.monotonic`, after which no further question is asked.
         shard: the share of the prefills that this process does."""
 
@@ -172,7 +172,7 @@ class SelftestRun:
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
             return answer_questions(
-                documents, self.journal, deadline=self.deadline, on_row=self.listener.row
+                documents, self.journal, deadline=self.deadline, on_row=self.listener.show_row
             )
 
     def count_tokens(self, text: str) -> int:
@@ -292,7 +292,7 @@ class SelftestAnswerer:
                 )
                 return False
         total = run.count_tokens(sample.text)
-        progress = run.listener.reading(sample.test, sample.length, group.names, total)
+        progress = run.listener.show_prefill(sample.test, sample.length, group.names, total)
         if self._asker is not None:
             self._read_s = self._asker.ingest_text(sample.text, progress)
             return True

@@ -40,26 +40,26 @@ FORMAT = 1
 class IngestEvents:
     """Observes how documents are indexed or prefilled; an exception in a method stops this."""
 
-    def found(self, book: Book) -> None:
+    def report_stored_document(self, book: Book) -> None:
         """Called when a document is in the library, so that nothing need be computed."""
 
-    def unread(self, document: Document, tokens: int) -> None:
+    def report_unread_document(self, document: Document, tokens: int) -> None:
         """Called when a document is not indexed, so that only its words can be searched."""
 
-    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         """Called before a document is read; `stored_bytes` is None if it will not be stored."""
 
-    def progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         """Called when the model has read `done_tokens` of `all_tokens` tokens of a document."""
 
-    def unstored(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         """Called when the disk is full; returns whether to keep the document in memory."""
         return False
 
-    def waiting(self) -> None:
+    def report_wait_for_process(self) -> None:
         """Called when this process waits for another process to store the same document."""
 
-    def finished(self) -> None:
+    def report_ingest_end(self) -> None:
         """Called when a document has been indexed or prefilled, or an exception was raised."""
 
 
@@ -69,7 +69,7 @@ class ProgressRelay(IngestEvents):
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
-    def progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         if self._progress:
             self._progress(done_tokens, all_tokens)
 
@@ -148,7 +148,7 @@ class DocumentIngester(ABC):
             entry = self.library.find_entry(self.library.compute_key(identity, document.text))
             book = self._try_open_entry(document, entry) if entry else None
             if book is not None:
-                self.events.found(book)
+                self.events.report_stored_document(book)
                 return book
         return None
 
@@ -162,7 +162,7 @@ class DocumentIngester(ABC):
             )
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
         book = self._track_book_in_memory(self.open_entry(document, entry))
-        self.events.found(book)
+        self.events.report_stored_document(book)
         return book
 
     def open_for_questions(self, source: Source) -> Book:
@@ -183,27 +183,27 @@ class DocumentIngester(ABC):
             return self._record_file_text(book)
         text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
         if not runs_model:
-            self.events.unread(document, len(text.ids))
+            self.events.report_unread_document(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
             return self._record_file_text(self._ingest_document(text, progress, started))
         finally:
-            self.events.finished()
+            self.events.report_ingest_end()
 
     def _ingest_document(
         self, text: TokenisedDocument, progress: Progress | None, start_time: float
     ) -> Book:
         """Indexes or prefills a document, and stores the result if new documents are stored."""
-        on_progress = combine_progress_callbacks(self.events.progress, progress)
+        on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
-            notice = OnWaitCallback(self.events.waiting, progress, len(plan.ids))
+            notice = OnWaitCallback(self.events.report_wait_for_process, progress, len(plan.ids))
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
-                if not self.events.unstored(text.document, error):
+                if not self.events.handle_full_disk(text.document, error):
                     raise
-                self.events.finished()
+                self.events.report_ingest_end()
                 break
             if book is not None:
                 return book
@@ -225,7 +225,7 @@ class DocumentIngester(ABC):
                 return self._try_open_entry(document, writer)
             self.check_memory(tokens)
             size = library.estimate_document_size(tokens, plan.layout, plan.state_bytes)
-            self.events.started(document, tokens, size)
+            self.events.announce_ingest(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
         book = self.open_entry(document, entry)
         return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
@@ -330,7 +330,7 @@ class TokenIndexIngester(DocumentIngester):
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_memory(tokens)
-        self.events.started(text.document, tokens, None)
+        self.events.announce_ingest(text.document, tokens, None)
         index = ReducedKeys.allocate(tokens, layout)
         for start, keys in self._encode_in_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records

@@ -186,7 +186,7 @@ class KvCacheIngester(DocumentIngester):
         session = self.esa.session
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
         self.check_memory(len(ids))
-        self.events.started(text.document, len(ids), None)
+        self.events.announce_ingest(text.document, len(ids), None)
         try:
             session.plan_prefill(ids, reserved_tokens=0)
             session.resume(on_progress)

@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.completion import complete_document_names
 from esa_cli.apps.cli.output import terminal
-from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
+from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
 from esa_cli.system.progress import OnWaitCallback
@@ -22,7 +22,7 @@ from esa_cli.system.progress import OnWaitCallback
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
 """The argument of `esa library copy` that means the library, and not a folder or archive."""
-_STATES = {ForeignVersionError: "of another format", UnreadableError: "unreadable"}
+_STATES = {LibraryFileVersionError: "of another format", UnreadableError: "unreadable"}
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_document_names)]
@@ -119,7 +119,7 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
             print(f"{entry.id}  {state}  {_format_name_or_damage(entry)}")
             for error in errors:
-                print(f"    {terminal.make_safe_line(error.message)}")
+                print(f"    {terminal.make_printable_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -201,7 +201,7 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        waiting = OnWaitCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
+        wait = OnWaitCallback(lambda: reporter.show_note("esa: waiting for another esa"), None, 0)
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = _find_stored_documents(stored, names) if names else stored.entries()
@@ -209,7 +209,7 @@ def copy_documents(
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push_documents(stored, target, entries, progress)
         else:
-            result = pull_documents(stored, source, names or (), progress, waiting)
+            result = pull_documents(stored, source, names or (), progress, wait)
     failed = result.failed
     if as_json:
         terminal.print_json(
@@ -251,6 +251,6 @@ def _find_stored_documents(
 def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage_reason:
-        damage = terminal.make_safe_line(entry.damage_reason)
+        damage = terminal.make_printable_line(entry.damage_reason)
         return damage if entry.health == "unreadable" else f"{entry.health}: {damage}"
-    return terminal.make_safe_line(entry.name) or "without a name"
+    return terminal.make_printable_line(entry.name) or "without a name"

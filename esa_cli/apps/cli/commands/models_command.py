@@ -71,7 +71,7 @@ def pull_model(
 
     chosen = DEFAULT_MODEL if ref is None else resolve_model_name(ref)
     with terminal.Reporter(quiet) as reporter:
-        folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.stage)
+        folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.show_stage)
     print(folder)
 
 
@@ -158,24 +158,24 @@ def methods(
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
         origin = registry.find_part_origin(part.kind, part.name)
-        settings = _format_default_settings(part.cls)
+        settings = _format_dataclass_fields(part.cls)
         rows.append({**part.get_text_dict(), "origin": origin, "settings": settings})
     if as_json:
         terminal.print_json(rows)
         return
     for row in rows:
-        about = terminal.make_safe_line(row["about"])
+        about = terminal.make_printable_line(row["about"])
         print(f"{row['name']} ({row['kind']})", f"  {about}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.make_safe_line(row[key])}")
+                print(f"  {key}: {terminal.make_printable_line(row[key])}")
         print()
 
 
-def _format_default_settings(method_part: type) -> str:
-    """Formats the settings of a method's part with defaults, like `rank=48 fit_tokens=2048`."""
+def _format_dataclass_fields(dataclass_type: type) -> str:
+    """Formats the fields of a dataclass with their defaults, like `rank=48 fit_tokens=2048`."""
     words = []
-    for field in fields(method_part):
+    for field in fields(dataclass_type):
         value = field.default if field.default_factory is MISSING else field.default_factory()
         if field.init:
             words.append(field.name if value is MISSING else f"{field.name}={value}")
