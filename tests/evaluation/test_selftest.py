@@ -46,7 +46,7 @@ class Heard:
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.notes.append(text)
 
     def show_prefill(
@@ -55,7 +55,7 @@ class Heard:
         self.readings.append((test, length, tuple(names)))
         return lambda done, all_: None
 
-    def show_row(self, row: dict[str, Any]) -> None:
+    def show_answer(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
 

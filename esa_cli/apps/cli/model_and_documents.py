@@ -1,8 +1,8 @@
 """Opens what a command needs for a question: the model, and the documents to search.
 
-Documents that the command line names one by one are always opened. Files of folders and patterns
-and, with `--library`, the documents of the library are candidates. Those candidates whose words fit
-the question best are opened.
+Documents that the command line names one by one are always opened. From the files of folders
+and patterns and, with `--library`, from the library, the documents whose words fit the question
+best are opened.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class IngestProgressDisplay(IngestEvents):
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
-    def report_ingest_progress(self, done: int, total: int) -> None:
-        self._resumed_at = self._resumed_at or done
-        self._show(done, total)
-        if done == total:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
+        self._resumed_at = self._resumed_at or done_tokens
+        self._show(done_tokens, all_tokens)
+        if done_tokens == all_tokens:
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
-            if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.save_ingest_time(total, seconds)
+            if all_tokens >= MIN_MEASURED_TOKENS >= self._resumed_at:
+                self.planner.save_ingest_time(all_tokens, seconds)
 
     def report_wait_for_process(self) -> None:
         self.reporter.show_note(
@@ -276,7 +276,7 @@ class DocumentOpener:
         file_paths: Sequence[str],
         stack: ExitStack,
     ) -> None:
-        """Lists candidate documents; indexes their words if not all of them can be opened."""
+        """Lists documents that may be opened, and indexes their words if they are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
             catalogue = own_stack.enter_context(catalogue_context)

@@ -274,22 +274,22 @@ def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add_document(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_document_json(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
     for number, book in enumerate(documents.given_books, 1):
-        add_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
+        add_document_json(f"esa:{number}", book.document.name, book.document.bytes, "given")
     paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
     for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add_document(id, path.name, path.stat().st_size, "file")
+            add_document_json(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_document(id, text.name, text.bytes, "stored" if text.entries else "synced")
+                add_document_json(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

@@ -153,8 +153,8 @@ def _load_batch_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A question of the questions file. `key` joins a digest of the question and its settings and
-    a digest of its documents."""
+    """A question of the questions file. The field `key` joins two digests, one of the question with
+    its settings, and one of its documents."""
 
     line: int
     id: Any
@@ -181,8 +181,8 @@ def read_questions_file(
     default, digest_file = find_files(default_documents), cache(_compute_file_digest)
 
     @cache
-    def find_files_of_documents(names: tuple[str, ...]) -> InputFiles:
-        return find_files([str(questions_file.parent / name) for name in names])
+    def find_files_of_documents(document_names: tuple[str, ...]) -> InputFiles:
+        return find_files([str(questions_file.parent / name) for name in document_names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
@@ -221,7 +221,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(name: Any) -> bool:
+    def is_document_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
@@ -230,7 +230,9 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
+    elif names is not None and not (
+        isinstance(names, list) and names and all(map(is_document_path, names))
+    ):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"

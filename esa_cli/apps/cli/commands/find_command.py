@@ -43,8 +43,8 @@ EVERY = 64
 
 
 class CollectedPlacesFile(JsonLinesFile):
-    """The output file of `esa collect`. The first row has the fields of `about`, and `key`, which
-    is a digest of the question, the documents and the settings."""
+    """The output file of `esa collect`. The first row of the file has the fields of `about`, and
+    `key`, a digest of the question, the documents and the settings."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]

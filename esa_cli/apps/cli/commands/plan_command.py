@@ -158,7 +158,7 @@ def inspect_machine() -> dict[str, Any]:
     hints: list[str] = []
 
     def call_or_add_error_to_hints(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function. After an error adds a hint with its message, and returns `fallback`."""
+        """Calls a function; adds the message of an error to the hints, and returns `fallback`."""
         try:
             return function()
         except EsaError as error:

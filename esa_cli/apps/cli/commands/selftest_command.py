@@ -206,14 +206,14 @@ class SelftestProgressDisplay:
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
 
-    def show_prefill(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
-        label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
+    def show_prefill(self, test: str, length: int, methods: Sequence[str], total: int) -> Progress:
+        label = f"{test} at {length:,} tokens: reading for {', '.join(methods)}"
         return self._reporter.start_progress(label)
 
-    def show_row(self, row: dict[str, Any]) -> None:
+    def show_answer(self, row: dict[str, Any]) -> None:
         self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
 
-    def show_note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self._reporter.show_note(f"esa: {text}")
 
 
@@ -403,9 +403,9 @@ def bench(
 def _print_benchmark_scores(
     selection: RecordSelection,
     journal: Journal,
-    left_out: list[dict[str, str]],
+    too_long: list[dict[str, str]],
     as_json: bool,
-    complete: bool,
+    is_complete: bool,
 ) -> None:
     from esa_cli.evaluation.bench import bench_run
 
@@ -413,14 +413,14 @@ def _print_benchmark_scores(
     notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
     if as_json:
         result = {
-            "complete": complete,
+            "complete": is_complete,
             "scores": bench_run.make_score_dict(benchmark, scores),
             "notes": notes,
-            "left_out": left_out,
+            "left_out": too_long,
         }
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
-    notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
+    notes += [f"records left out, as they do not fit: {len(too_long):,}"] if too_long else []
     terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
         print(terminal.make_printable_line(f"note: {note}"))
