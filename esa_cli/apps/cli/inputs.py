@@ -48,8 +48,8 @@ def _is_existing_path(argument: str) -> bool:
 def read_documents(
     document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents that file names, folders and patterns stand for, or only one shard of the
-    documents, and warns of files that are left out.
+    """Reads the documents that file names, folders and patterns stand for, and warns of files that
+    are left out. With a `shard` only this part of the documents is read.
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.

@@ -222,9 +222,9 @@ class DocumentOpener:
         self._reporter.is_brief = bool(self._candidates)
 
     def open_documents(self, question: str, *, all_that_match: bool = False) -> list[Book]:
-        """Opens the named documents and the best candidates for a question, or with
-        `all_that_match` all candidates that contain a word of the question. Raises UsageError:
-        no document can be used."""
+        """Opens the named documents, and the candidate documents that fit a question best or, with
+        `all_that_match`, all candidate documents that contain a word of the question. Raises
+        UsageError: no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -242,7 +242,8 @@ class DocumentOpener:
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
-            raise UsageError("the preset cannot answer from any document", "run `esa ingest`")
+            wrong = "none of the documents can be used with this preset"
+            raise UsageError(wrong, "run `esa ingest` with this preset")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
         if is_searched:
             self._reporter.show_note(

@@ -91,8 +91,9 @@ class AllowedDocuments:
             self._books.keep_document_open(book)
 
     def resolve_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
-        """Returns the documents that a request names; without names, those of the command line or,
-        if there are none, of the library. Raises ApiError 400, 403, 404, LibraryError."""
+        """Returns the documents that a request names. A request without names means all documents
+        of the command line or, if there are none, of the library. Raises ApiError 400, 403, 404,
+        LibraryError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
             return [self._resolve_document(name, list_stored_texts) for name in names]
@@ -245,8 +246,8 @@ class AllowedDocuments:
             raise DocumentError(*texts) from error
 
     def list_allowed_files(self, left_out_messages: list[str]) -> dict[Path, str]:
-        """Returns a dictionary from the resolved paths of the readable allowed files to their ids,
-        and adds messages about other files to `left_out_messages`."""
+        """Returns the ids of readable files in the allowed folders, by resolved path. Messages
+        about other files are added to `left_out_messages`."""
         ids = dict[Path, str]()
         for folder in self.allowed_folders:
             found = FoundFiles()

@@ -286,7 +286,7 @@ def open_answers_file(
 def copy_answers_from_shard_files(
     answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
-    """Copies rows that `answers` lacks from the answers files of other shards; a row with an answer
+    """Copies rows that `answers` lacks from the answers files of other shards. A row with an answer
     replaces a row with an error. Raises UsageError: a file answers other questions."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}

@@ -124,7 +124,7 @@ class DocumentChat:
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
-        """Stops the current answer before its next piece of text; safe in a signal handler."""
+        """Stops the current answer before its next piece of text. A signal handler may call it."""
         self._must_stop = True
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:

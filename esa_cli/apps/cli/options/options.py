@@ -107,7 +107,7 @@ class ModelOptions:
             object.__setattr__(self, name, value)
 
     def choose_device_and_dtype(self) -> ModelPlacement:
-        """Returns the device, dtype and cache of the model. Raises UsageError: one is invalid."""
+        """Returns the device, dtype and KV cache placement of the model. Raises UsageError."""
         from esa_cli.qa.opening import ModelPlacement
 
         return ModelPlacement.choose_device_and_dtype(self.device, self.dtype, self.cache)
@@ -324,8 +324,8 @@ class MethodComparisonOptions(QuestionShardOptions):
 
 
 def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turns a function into a Typer command: a parameter that is a dataclass is replaced by one
-    option for each annotated field of the dataclass."""
+    """Turns a function into a Typer command, in which a parameter that is a dataclass is replaced
+    by one option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
