@@ -95,7 +95,7 @@ class IngestWorker:
         reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []
         try:
-            self.esa = self.esa or self._open_esa(reporter)
+            self.esa = self.esa or self._open_model(reporter)
             row = ingest_document(self.esa, document, self.kv_dtype, reporter)
         except Exception as error:
             if isinstance(error, EsaError) or not is_out_of_memory_error(error):
@@ -103,7 +103,7 @@ class IngestWorker:
             raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
         return number, row, reporter.texts
 
-    def _open_esa(self, reporter: Reporter) -> Esa:
+    def _open_model(self, reporter: Reporter) -> Esa:
         from esa_cli.apps.cli.model_and_documents import open_model
         from esa_cli.storage.library import Library
 

@@ -131,7 +131,7 @@ def open_model(
     if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
-            raise UsageError(wrong, "leave out the option --no-keep or --cache")
+            raise UsageError(wrong, "leave out either --no-keep or --cache")
         keep = True
     ready = preset
     if not isinstance(ready, CheckedPreset):
@@ -216,7 +216,7 @@ class DocumentOpener:
         open_stored_document: Callable[[LibraryEntry], Book],
         open_file: Callable[[str], Book] | None,
     ) -> None:
-        """Sets the opened named documents, and functions that open other documents."""
+        """Sets the named documents, and the functions that open candidate documents."""
         self._books, self._open_stored_document = list(named_books), open_stored_document
         self._open_file = open_file
         self._reporter.is_brief = bool(self._candidates)

@@ -247,7 +247,7 @@ class AllowedDocuments:
 
     def list_allowed_files(self, left_out_messages: list[str]) -> dict[Path, str]:
         """Returns the ids of readable files in the allowed folders, by resolved path. Messages
-        about other files are added to `left_out_messages`."""
+        about left-out files are added to `left_out_messages`."""
         ids = dict[Path, str]()
         for folder in self.allowed_folders:
             found = FoundFiles()

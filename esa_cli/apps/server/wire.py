@@ -232,8 +232,8 @@ def _convert_validation_error_to_api_error(error: ValidationError) -> ApiError:
 
 @dataclass(frozen=True)
 class ChatCompletionMaker:
-    """Makes the JSON of an answer, as one body or as chunks of a stream. The fields `heat`, for
-    heat maps, and `missing`, for contents that were not extracted, are filled before its end."""
+    """Makes the JSON of an answer, as one body or as chunks of a stream. While the answer is
+    made, heat maps are added to `heat`, and notes about contents that are missing to `missing`."""
 
     model: str
     missing: list[str] = field(default_factory=list)

@@ -315,7 +315,7 @@ def answer_batch_questions(
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Answers the first `limit` questions, except those with a row in the answers file. Calls
-    `progress` after each row, and `warn` for each unreadable file of a folder. Raises
+    `progress` after each answer, and `warn` for each file that cannot be read. Raises
     ResourceError, DocumentError: the answers cannot be written."""
     end = len(questions) if limit is None else limit
 

@@ -350,7 +350,7 @@ def collect(
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
-                "leave out --least, or --model and --reader",
+                "either leave out --least, or leave out --model and --reader",
             )
         check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = find_files(names), Library(), reader_options.choose_model()

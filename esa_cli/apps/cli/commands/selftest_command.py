@@ -81,12 +81,12 @@ def selftest(
         **{name: getattr(opts, name) for name in (*COMMON_SETTINGS, "dense")},
     )
     with terminal.Reporter(common.quiet) as reporter:
-        haystack = _check_names_and_read_haystack(settings, chosen, opts.haystack, common.out)
+        haystack = _check_settings_and_read_haystack(settings, chosen, opts.haystack, common.out)
         _run_selftests(settings, chosen, model, haystack, common, reporter)
 
 
-def _check_names_and_read_haystack(
-    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
+def _check_settings_and_read_haystack(
+    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, output_file: Path | None
 ) -> Haystack:
     """Checks the names of tests, methods and files, and returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_selftest_task
@@ -106,7 +106,7 @@ def _check_names_and_read_haystack(
     if haystack_path is None:
         return Haystack.from_chronicle(settings.seed)
     sources = map(str, [haystack_path, *haystack_path.glob("*")])
-    files.check_output_file("--out", out, sources, "one of the texts of --haystack")
+    files.check_output_file("--out", output_file, sources, "one of the texts of --haystack")
     return Haystack.from_files(str(haystack_path))
 
 

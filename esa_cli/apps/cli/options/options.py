@@ -215,7 +215,7 @@ class AnswerModelOptions:
         return {} if self.reader is None else {"reader_model": self.split_address_and_model()[1]}
 
     def choose_model(self) -> ReaderChoice | None:
-        """Returns the answering model that --reader names, without loading it; None without
+        """Returns the model that --reader names, without loading the model; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
         address, model = self.split_address_and_model()
         if address is None:
@@ -254,7 +254,7 @@ class AnswerModelOptions:
         chosen = model.load_preset(method, settings)
         name = f"--answer {answer_form}" if answer_form else f"--reader {self.reader}"
         if answer_form is not None and chosen.answer.reader is not None:
-            hint = "leave out --answer, or --model and --reader"
+            hint = "either leave out --answer, or leave out --model and --reader"
             wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
             raise UsageError(wrong, hint)
         if (answer_form or self.reader) and (later_method or chosen.answer.source == "rows"):

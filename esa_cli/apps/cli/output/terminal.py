@@ -173,11 +173,13 @@ class Reporter:
             self._print_note_if_due(text)
         self._stage = stage
 
-    def start_ingest_progress(self, token_count: int, expected_s: float) -> Progress:
+    def start_ingest_progress(self, token_count: int, expected_seconds: float) -> Progress:
         """Returns a callback that shows the progress of ingesting a number of tokens."""
         if self.live:
             return self.start_progress("reading")
-        self.show_note(f"esa: reading {token_count:,} tokens, about {format_duration(expected_s)}")
+        self.show_note(
+            f"esa: reading {token_count:,} tokens, about {format_duration(expected_seconds)}"
+        )
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
