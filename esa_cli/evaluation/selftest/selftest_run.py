@@ -172,7 +172,10 @@ class SelftestRun:
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
             return ask_unanswered_questions(
-                documents, self.journal, deadline=self.deadline, on_result_row=self.listener.show_answer
+                documents,
+                self.journal,
+                deadline=self.deadline,
+                on_result_row=self.listener.show_answer,
             )
 
     def count_tokens(self, text: str) -> int:
