@@ -82,6 +82,8 @@ def row(esa: Any, book: Any, question: dict[str, Any], most: int) -> dict[str, A
         "f1": round(max((compute_word_bag_f1(words, one) for one in right), default=0.0), 4),
         "rank": rank(passages, question["passage"]),
         "said_absent": not reply.found,
+        "certainty": reply.certainty,
+        "probability": reply.probability,
         "s": round(spent, 2),
     }
 

@@ -1,0 +1,195 @@
+"""How certain answers are: fits the combination of a reader, and prints a risk-coverage curve.
+
+    python benchmarks/certainty.py features TEXTS --split dev --out features.jsonl
+    python benchmarks/certainty.py fit features.jsonl --out presets/adapters/smollm2-135m
+    python benchmarks/certainty.py curve features.jsonl
+    python benchmarks/certainty.py curve rows.jsonl          # of book_questions.py
+
+`features` reads the passages that are found for the questions of `book_questions/` and writes what
+the reader says of each. `fit` makes the logistic regression that gives the probability that a
+passage's span is the answer: `combination.json` of the adapter's folder. `curve` prints, for each
+probability from which an answer would be given, how many questions are answered and how many of
+these answers are right, and the counts of each certainty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from book_questions import overlaps, texts
+from common import append_line, load_lines
+
+NAMES = ("intercept", "log_odds", "span", "score")
+PRECISION = 0.88
+"""The share of right ones among certain answers on the development questions; 0.85 is promised."""
+REFUSED = 0.03
+"""The share of answerable development questions to which nothing is answered."""
+Row = dict[str, Any]
+
+
+def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
+    """Whether an answer's words contain an accepted answer."""
+    return any(f" {' '.join(one)} " in f" {' '.join(words)} " for one in accepted)
+
+
+@torch.inference_mode()
+def read_features(esa: Any, book: Any, question: Row) -> Row:
+    """What the reader says of each passage that is found for a question."""
+    from esa_cli.evaluation.metrics import split_bare_words
+
+    text, asked, placed = book.document.text, question["question"], esa.add_token_ranges([book])
+    with esa.run_without_method():
+        count = esa.preset.answer.passages
+        passages = esa.search.find_passages_to_read(asked, placed, count)
+        readings = esa.spans.passages.read_passages(asked, [one.text for one in passages])
+    accepted = [split_bare_words(one) for one in question["also"]]
+    if question["answer"]:
+        accepted.append(split_bare_words(text[slice(*question["answer"])]))
+    rows = []
+    for passage, (odds, span) in zip(passages, readings, strict=True):
+        if span is not None:
+            words = split_bare_words(passage.text[span.start : span.end])
+            features = [1.0, odds, span.log_probability, passage.score]
+            place = passage.start, passage.end
+            told = bool(question["passage"]) and overlaps(place, question["passage"])
+            rows.append({"features": features, "right": is_right(words, accepted), "told": told})
+    return {"id": question["id"], "kind": question["kind"], "passages": rows}
+
+
+def write_features(given: argparse.Namespace) -> None:
+    from esa_cli import Esa, Library
+
+    library = Library(given.library) if given.library else None
+    for head, questions, document in texts(given.folder, given.split, given.only):
+        with Esa.load(given.preset, given.set, library=library) as esa:
+            book = esa.ingest(document)
+            for question in questions:
+                row = read_features(esa, book, question)
+                append_line(given.out, {"text": head["name"], **row})
+        print(f"{head['name']}: {len(questions)} questions", flush=True)
+
+
+def fit_weights(rows: Sequence[Row]) -> torch.Tensor:
+    """The weights (features,) that make the right passages probable, with a small penalty."""
+    passages = [one for row in rows for one in row["passages"]]
+    features = torch.tensor([one["features"] for one in passages], dtype=torch.float64)
+    right = torch.tensor([one["right"] for one in passages], dtype=torch.float64)
+    mean, scale = features[:, 1:].mean(0), features[:, 1:].std(0)
+    scaled = torch.cat((features[:, :1], (features[:, 1:] - mean) / scale), 1)
+    weights = torch.zeros(scaled.shape[1], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimiser.zero_grad()
+        out = torch.nn.functional.binary_cross_entropy_with_logits(scaled @ weights, right)
+        out = out + 1e-3 * weights[1:].square().sum()
+        out.backward()  # type: ignore[no-untyped-call]
+        return out
+
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    found = weights.detach()
+    plain = found[1:] / scale
+    return torch.cat(((found[0] - plain @ mean)[None], plain))
+
+
+def answers(rows: Sequence[Row], weights: torch.Tensor) -> list[tuple[float, bool, bool]]:
+    """The probability of each question's best span, whether it is right, and whether the question
+    has an answer."""
+    out = []
+    for row in rows:
+        best, right = -math.inf, False
+        for one in row["passages"]:
+            logit = float(torch.tensor(one["features"], dtype=torch.float64) @ weights)
+            if logit > best:
+                best, right = logit, one["right"]
+        out.append((1 / (1 + math.exp(-best)), right, row["kind"] != "absent"))
+    return out
+
+
+def held_out(rows: Sequence[Row]) -> list[tuple[float, bool, bool]]:
+    """The answers of each text by weights that were fitted on the other texts."""
+    out: list[tuple[float, bool, bool]] = []
+    for name in sorted({row["text"].removesuffix("-remembered") for row in rows}):
+        own = [row for row in rows if row["text"].removesuffix("-remembered") == name]
+        out += answers(own, fit_weights([row for row in rows if row not in own]))
+    return out
+
+
+def choose_thresholds(found: Sequence[tuple[float, bool, bool]]) -> tuple[float, float]:
+    """The least probabilities of a certain answer, and of an answer at all."""
+    ranked, certain, count = sorted(found, reverse=True), 1.0, 0
+    for number, (probability, right, _) in enumerate(ranked, 1):
+        count += right
+        if count >= PRECISION * number:
+            certain = probability
+    told = sorted(probability for probability, _, has_answer in found if has_answer)
+    return certain, told[int(REFUSED * len(told))]
+
+
+def print_curve(found: Sequence[tuple[float, bool, bool]]) -> None:
+    """One line a tenth of the questions, the most probable answers first."""
+    ranked = sorted(found, reverse=True)
+    print("| share of questions answered | probability from | right | wrong: unanswerable |")
+    print("|-|-|-|-|")
+    for tenth in range(1, 11):
+        first = ranked[: round(tenth * len(ranked) / 10)]
+        right = sum(one[1] for one in first) / len(first)
+        absent = sum(not one[2] for one in first)
+        print(f"| {tenth * 10} % | {first[-1][0]:.2f} | {right:.0%} | {absent} |")
+
+
+def print_certainties(found: Sequence[tuple[float, bool, bool]], sure: float, least: float) -> None:
+    print("\n| certainty | answers | right | of them to unanswerable questions |\n|-|-|-|-|")
+    bounds = {"answer": (sure, 2.0), "perhaps": (least, sure), "nothing": (-1.0, least)}
+    for name, (low, high) in bounds.items():
+        group = [one for one in found if low <= one[0] < high]
+        right = f"{sum(one[1] for one in group) / max(len(group), 1):.0%}"
+        print(f"| {name} | {len(group)} | {right} | {sum(not one[2] for one in group)} |")
+
+
+def rows_of(path: Path) -> Iterator[tuple[float, bool, bool]]:
+    """The answers in rows of book_questions.py."""
+    for row in load_lines(path):
+        right = row["exact"] or row["contains"]
+        yield row["probability"] or 0.0, bool(right), row["kind"] != "absent"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("features", "fit", "curve"))
+    parser.add_argument("folder", type=Path, help="the texts, or the file of features or rows")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev")
+    parser.add_argument("--only", default="", help="only texts whose name matches")
+    parser.add_argument("--preset", default="default")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--out", default="")
+    given = parser.parse_args()
+
+    if given.what == "features":
+        write_features(given)
+        return
+    rows = load_lines(given.folder)
+    if "passages" not in rows[0]:
+        print_curve(list(rows_of(given.folder)))
+        return
+    found = held_out(rows)
+    sure, least = choose_thresholds(found)
+    print_curve(found)
+    print_certainties(found, sure, least)
+    if given.what == "fit":
+        weights = dict(zip(NAMES, (round(x, 4) for x in fit_weights(rows).tolist()), strict=True))
+        facts = {"weights": weights, "answer": round(sure, 3), "perhaps": round(least, 3)}
+        path = Path(given.out) / "combination.json"
+        path.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+        print(f"\n{path}: {facts}")
+
+
+if __name__ == "__main__":
+    main()
