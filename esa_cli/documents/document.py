@@ -160,7 +160,7 @@ class GatheredDocuments:
 
 
 def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
-    """Returns the files of one shard, each once, with the left-out files of all shards."""
+    """Returns the files that one of several processes (shard) reads, and all left-out files."""
     unique: dict[str, DocumentSource] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
@@ -289,8 +289,8 @@ class SentenceSplitter:
         self._cut: dict[int, list[int]] = {}
 
     def find_sentence_around(self, offset: int) -> tuple[int, int]:
-        """Returns the span [start, end) of the sentence or line that contains the character at
-        `offset`, without white space at its ends; white space alone has an empty span."""
+        """Returns the first and the end offset of the sentence or line that contains the character
+        at `offset`. White space at both ends is left out."""
         place = bisect_right(self._paragraph_starts, offset) - 1
         first = self._paragraph_starts[place] if place >= 0 else 0
         if first not in self._cut:
@@ -303,7 +303,7 @@ class SentenceSplitter:
 
     @cached_property
     def _paragraph_starts(self) -> array[int]:
-        """Returns the offsets of all paragraphs but the first, each of which follows "\\n\\n"."""
+        """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -312,8 +312,8 @@ class SentenceSplitter:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end; each of them
-    has at most LONGEST characters, and the last end is `paragraph_end`."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end. Sentences of
+    more than LONGEST characters are cut. The last offset is `paragraph_end`."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
@@ -370,7 +370,7 @@ def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the span [start, end) of a text, shortened by the white space at both ends."""
+    """Returns `start` and `end` without the white space at both ends of `text[start:end]`."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

@@ -1,8 +1,9 @@
 """Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
 A folder stands for all readable files below it, without links and hidden, binary or ignored files
-(`.gitignore`). A path that exists is no pattern, even if it contains `*`, `?` or `[`. In .gitignore
-files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported."""
+(`.gitignore`). An existing path is not read as a pattern, even if it contains `*`, `?` or `[`. In
+.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ class LeftOutFiles(NamedTuple):
 class InputFiles:
     """The files that names of documents stand for, in order, and the files that are left out.
 
-    A file occurs as often as it is named; folders and patterns add only files that are new.
-    `divided` says that the files are one shard, so that other processes read the other files."""
+    A file that is named twice occurs twice; folders and patterns only add files that are new.
+    `divided` says that other processes (shards) read other files of the same folders."""
 
     sources: tuple[DocumentSource, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
@@ -136,7 +137,7 @@ def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     found = FoundFiles()
     iterate_files = _find_folder_files if os.path.isdir(folder_or_pattern) else _find_matching_files
     for path in iterate_files(folder_or_pattern, found):
-        if why := _explain_why_left_out(path):
+        if why := _explain_why_file_is_left_out(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
@@ -200,9 +201,9 @@ def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
         yield from (os.path.join(where, name) for name in files)
 
 
-def _explain_why_left_out(file_path: str) -> str:
+def _explain_why_file_is_left_out(file_path: str) -> str:
     """Returns the reason why a file is left out, or an empty text if the file is to be read."""
-    from esa_cli.documents.readers.plain_text import is_binary_file
+    from esa_cli.documents.readers.plain_text import looks_binary
 
     try:
         info = os.stat(file_path)
@@ -214,12 +215,12 @@ def _explain_why_left_out(file_path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose_reader(head, file_path).binary and is_binary_file(head) else ""
+    return "binary" if not choose_reader(head, file_path).binary and looks_binary(head) else ""
 
 
 class _GitignoreRule(NamedTuple):
-    """A rule of a .gitignore file. The `pattern` matches paths below the folder of the file,
-    written with newlines for slashes, or the last name of a path if `anywhere` is true."""
+    """A rule of a .gitignore file. The `pattern` matches paths relative to the file's folder, with
+    newlines in place of slashes, or only the last name of a path if `anywhere` is true."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -289,18 +290,18 @@ def _parse_gitignore_rule(rule_line: str) -> _GitignoreRule | None:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _convert_pattern_to_regex(name) + r"\n"
+            groups[-1] += _convert_gitignore_pattern(name) + r"\n"
     # The last group is empty after `a/**`, which does not match the folder `a` itself.
-    groups[-1] = (groups[-1] or _convert_pattern_to_regex("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    groups[-1] = (groups[-1] or _convert_gitignore_pattern("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
     return _GitignoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _convert_pattern_to_regex(pattern: str) -> str:
-    """Converts a .gitignore pattern for one name of a path into a regular expression, whose search
-    takes time of at most the product of the lengths of pattern and name."""
+def _convert_gitignore_pattern(pattern: str) -> str:
+    """Converts a .gitignore pattern for one name of a path into a regular expression. A search
+    takes at most time proportional to the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError, UsageError
-from esa_cli.system.registry import Registry, find_origin_of_definition, suggest_name
+from esa_cli.system.registry import Registry, get_defining_module, suggest_name
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -98,7 +98,7 @@ def list_part_names(kind: str) -> list[str]:
 
 def find_part_origin(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered a part."""
-    return PARTS[kind].find_origin(name)
+    return PARTS[kind].find_module(name)
 
 
 def list_method_parts() -> list[RegisteredPart]:
@@ -220,9 +220,7 @@ def recipe(
     _refuse_reserved_method_name(name)
 
     def register_function(settings: Settings) -> Settings:
-        whole = Recipe(
-            name, about, source, cost, settings, full, find_origin_of_definition(settings)
-        )
+        whole = Recipe(name, about, source, cost, settings, full, get_defining_module(settings))
         RECIPES.add(name, whole, settings)
         return settings
 

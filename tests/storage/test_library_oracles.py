@@ -111,7 +111,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         return places
 
     for tokens in (1, 3, 64):
-        assert [list(section) for section in layout.locate_sections(tokens)] == expected(tokens)
+        assert [list(section) for section in layout.locate_layers(tokens)] == expected(tokens)
     total, count = 0, draw.randint(1, 200)
     left = count
     while left:
@@ -205,7 +205,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        divided = catalogue.load_record_lookup().separate_former_documents(documents)
+        divided = catalogue.load_file_record_lookup().divide_by_presence(documents)
         assert_divided(catalogue, documents, *divided)
 
 

@@ -15,7 +15,7 @@ from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
     Mark,
-    import_library,
+    import_package,
     label_document,
     make_damage_error,
     replace_unprintable,
@@ -34,7 +34,7 @@ _MAX_LISTED = 12  # pages that a message lists
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
     """Reads all pages of a PDF that have text."""
-    pdfium = import_library("pypdfium2", "pypdfium2", name)
+    pdfium = import_package("pypdfium2", "pypdfium2", name)
     path = "FILE" if name == STDIN else name
     try:
         document = pdfium.PdfDocument(data)

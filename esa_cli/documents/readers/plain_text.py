@@ -174,7 +174,7 @@ def _refuse_binary_document(data: bytes, name: str) -> None:
         )
 
 
-def is_binary_file(head: bytes) -> bool:
+def looks_binary(head: bytes) -> bool:
     """Returns True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False

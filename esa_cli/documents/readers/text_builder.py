@@ -89,8 +89,7 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the built text, with the descriptions `missing` and counts of left-out
-        contents."""
+        """Returns the built text, with descriptions of what is `missing` and left out."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -132,9 +131,9 @@ def make_damage_error(document_name: str, format_name: str, reason: str) -> Docu
     )
 
 
-def import_library(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
-    """Imports a library that a document needs. Raises DocumentError: the package is not installed;
-    the hint names the `extra` of esa-cli that installs the package."""
+def import_package(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
+    """Imports a Python package that is needed to read a document. Raises DocumentError: the package
+    is not installed; the hint names the `extra` of esa-cli that installs the package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
