@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
-from esa_cli.documents.sources import DocumentSource, InputFiles, LeftOutFiles, find_files
+from esa_cli.documents.sources import DocumentFilePath, InputFiles, LeftOutFiles, find_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
@@ -161,7 +161,7 @@ class GatheredDocuments:
 
 def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
     """Returns the files that one of several processes (shard) reads, and all left-out files."""
-    unique: dict[str, DocumentSource] = {}
+    unique: dict[str, DocumentFilePath] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
     return InputFiles(tuple(shard.select_items(unique.values())), files.left_out, divided=True)

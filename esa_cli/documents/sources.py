@@ -38,7 +38,7 @@ MAX_IGNORE_BYTES = 1 << 18
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
-class DocumentSource(NamedTuple):
+class DocumentFilePath(NamedTuple):
     """The path of a document, and the folder or pattern through which it was found, if any."""
 
     path: str
@@ -73,7 +73,7 @@ class InputFiles:
     A file that is named twice occurs twice; folders and patterns only add files that are new.
     `divided` says that other processes (shards) read other files of the same folders."""
 
-    sources: tuple[DocumentSource, ...] = ()
+    sources: tuple[DocumentFilePath, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
     divided: bool = False
 
@@ -107,11 +107,11 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
     twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
-    sources: list[DocumentSource] = []
+    sources: list[DocumentFilePath] = []
     left_out: list[LeftOutFiles] = []
     for name in document_names:
         if not _is_folder_or_pattern(name):
-            sources.append(DocumentSource(name))
+            sources.append(DocumentFilePath(name))
             continue
         found = find_readable_files(name)
         rest = found.summarise_left_out_files(name)
@@ -119,7 +119,7 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
             line = rest[0].message if rest else f"{name}: no file matches"
             raise DocumentError(f"there is no document in {line}", f"check the path {name}")
         known = {source.path for source in sources}
-        sources += [DocumentSource(file, name) for file in found.files if file not in known]
+        sources += [DocumentFilePath(file, name) for file in found.files if file not in known]
         left_out += rest
     return InputFiles(tuple(sources), tuple(left_out))
 
@@ -134,22 +134,22 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
-    found = FoundFiles()
+    found_files = FoundFiles()
     iterate_files = _find_folder_files if os.path.isdir(folder_or_pattern) else _find_matching_files
-    for path in iterate_files(folder_or_pattern, found):
+    for path in iterate_files(folder_or_pattern, found_files):
         if why := _explain_why_file_is_left_out(path):
-            found.left_out[why].append(path)
+            found_files.left_out[why].append(path)
             continue
-        found.files.append(path)
-        if len(found.files) > MAX_FILES:
+        found_files.files.append(path)
+        if len(found_files.files) > MAX_FILES:
             raise DocumentError(
                 f"{folder_or_pattern} has more than {MAX_FILES:,} readable files",
                 "name a smaller folder, or a pattern such as 'docs/**/*.md'",
             )
-    return found
+    return found_files
 
 
-def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
+def _find_matching_files(pattern: str, found_files: FoundFiles) -> Iterator[str]:
     """Yields the files that match a pattern; hidden files match only patterns with hidden names.
     The pattern `**` does not follow links, because links to folders may form circles."""
     path = Path(pattern)
@@ -162,12 +162,12 @@ def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
         if match.is_dir() or (not show_hidden and any(map(hidden.match, match.parts))):
             continue
         if match.name.startswith("~$"):
-            found.left_out["hidden"].append(os.fspath(match))
+            found_files.left_out["hidden"].append(os.fspath(match))
         else:
             yield os.fspath(match)
 
 
-def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
+def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
     """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
     rules = GitignoreRules(resolve_links(folder))
 
@@ -176,7 +176,7 @@ def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
             raise DocumentError(
                 f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
             ) from error
-        found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
+        found_files.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
         real = resolve_links(where)
@@ -194,7 +194,7 @@ def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
                     why = _IGNORED
                 if why:
                     prefix = "folder " if is_folder and why != "hidden" else ""
-                    found.left_out[prefix + why].append(path)
+                    found_files.left_out[prefix + why].append(path)
                 else:
                     kept.append(name)
             names[:] = kept  # os.walk goes into the folders that remain

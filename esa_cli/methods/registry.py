@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError, UsageError
-from esa_cli.system.registry import Registry, get_defining_module, suggest_name
+from esa_cli.system.registry import PluginRegistry, get_defining_module, suggest_name
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -52,7 +52,7 @@ class RegisteredPart(NamedTuple):
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
-PARTS: dict[str, Registry[RegisteredPart]] = {kind: Registry(kind) for kind in KINDS}
+PARTS: dict[str, PluginRegistry[RegisteredPart]] = {kind: PluginRegistry(kind) for kind in KINDS}
 
 
 def register(
@@ -209,7 +209,7 @@ class Recipe:
     origin: str
 
 
-RECIPES: Registry[Recipe] = Registry("method")
+RECIPES: PluginRegistry[Recipe] = PluginRegistry("method")
 
 
 def recipe(

@@ -5,7 +5,7 @@ by one memory access. No token is ever evicted from a KV cache. Keys are stored 
 position encoding, so the KV caches of several documents can be concatenated as if the documents had
 been prefilled in one sequence. The tokens of a question and its answer are appended to the
 concatenated KV cache. If a KV cache does not fit on a GPU, its keys and values are kept in host
-memory, and the selected ones are copied to the GPU. Reduced (low-rank) keys stay on the GPU."""
+memory, and those of selected tokens are copied to the GPU. Reduced keys stay on the GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def has_separate_memory(device: torch.device) -> bool:
 
 
 def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
-    """Returns consecutive indices as a slice, so that indexing copies nothing, others as a list."""
+    """Returns consecutive indices as a slice, by which indexing copies nothing, or else a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
 
@@ -45,8 +45,8 @@ def divide_range(
     part_starts: Sequence[int], first_row: int, end_row: int
 ) -> Iterator[tuple[int, int, int]]:
     """Yields (part index, first row in the part, end row in the part) for each part of a matrix
-    that a range of rows overlaps. `part_starts` has each part's first row, and the number of all
-    rows at the end."""
+    that a range of rows overlaps. `part_starts` lists the first row of each part and then, as the
+    last number, how many rows the matrix has."""
     while first_row < end_row:
         part = bisect_right(part_starts, first_row) - 1
         end_in_part = min(end_row, part_starts[part + 1])
@@ -56,8 +56,8 @@ def divide_range(
 
 def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
     """Divides ascending positions of tokens by the part of a KV cache that stores the token, and
-    yields (part index, slice of `positions`) for each part that stores any of the tokens. The list
-    `part_starts` has the position of each part's first token, and at the end that of the end."""
+    yields (part index, slice of `positions`) for each part that stores any of the tokens.
+    `part_starts` lists each part's first position and then how many tokens the KV cache has."""
     edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
@@ -67,7 +67,7 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 class GrowingRowMatrix:
     """A matrix of `width` columns to which rows are appended. On the CPU, the rows are stored in
     several tensors (segments), which are never copied, so a document never needs twice its memory.
-    On a GPU, all rows are in one tensor, which is copied into a longer tensor when it is full."""
+    On a GPU, all rows are in one tensor; a full tensor is copied into a longer tensor."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
@@ -161,7 +161,7 @@ class GrowingRowMatrix:
 
 def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
     """Splits rows, each of which has a token's keys and then its values, into keys and values of
-    the shape (heads, tokens, head dimension). With `shared`, the keys are also the values."""
+    the shape (heads, tokens, head dimension). If `shared` is true, the keys are also the values."""
     parts = 1 if shared else 2
     both = rows.view(rows.shape[0], parts, heads, rows.shape[1] // (parts * heads))
     return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
@@ -242,7 +242,7 @@ class MemoryKVStore:
         self._rows.truncate_rows(length)  # last: `len` shows whether the crop was interrupted
 
     def read_first_tokens(self, token_count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the keys and values, one row per token, and the reduced keys of first tokens."""
+        """Returns the first tokens' keys and values, one row per token, and reduced keys."""
         features = self._features.get_row_range(0, token_count) if self._features else None
         return self._rows.get_row_range(0, token_count), features
 
@@ -254,7 +254,7 @@ class MemoryKVStore:
 
 
 class KVStoreSlice(NamedTuple):
-    """The keys and values of the tokens from `low` to before `high` in one layer's KV cache."""
+    """The keys and values of the tokens `low` to `high` - 1 in the KV cache of one layer."""
 
     store: KVStore
     low: int
@@ -267,8 +267,8 @@ def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
 
 
 class KVStoreChain:
-    """A read-only concatenation of parts of several KV caches of one layer. The number of heads and
-    the head dimension are those of `shape_store`, as there may be no parts."""
+    """A read-only concatenation of parts of several KV caches of one layer. `shape_store` says the
+    number of heads and the head dimension, even if there are no parts."""
 
     def __init__(self, parts: Sequence[KVStoreSlice], shape_store: KVStore) -> None:
         self.heads, self.dim, self.shared = shape_store.heads, shape_store.dim, shape_store.shared
@@ -416,7 +416,7 @@ def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates the KV caches of several documents for one question, and returns the token ids,
-    and each layer's store and projection. Only the first document's prompt is kept."""
+    and each layer's store and projection. Only the first document keeps its prompt's tokens."""
     ids = list(documents[0].ids)
     for document in documents[1:]:
         ids += document.ids[document.head :]

@@ -15,10 +15,10 @@ T = TypeVar("T")
 PLUGIN_PREFIX = "esa_plugin_"
 """The prefix of the module names of plugin files; the path of such a file is its origin."""
 
-_REGISTRIES: list[Registry[Any]] = []
+_REGISTRIES: list[PluginRegistry[Any]] = []
 
 
-class RegistryEntry(NamedTuple, Generic[T]):
+class PluginRegistryEntry(NamedTuple, Generic[T]):
     """A registered value, the module or plugin file that defines it, and its qualified name."""
 
     value: T
@@ -26,12 +26,12 @@ class RegistryEntry(NamedTuple, Generic[T]):
     qualname: str
 
 
-class Registry(Generic[T]):
+class PluginRegistry(Generic[T]):
     """A table of the classes or functions of one kind, such as "selector" or "reader", by name."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._entries: dict[str, RegistryEntry[T]] = {}
+        self._entries: dict[str, PluginRegistryEntry[T]] = {}
         _REGISTRIES.append(self)
 
     def __contains__(self, name: str) -> bool:
@@ -54,7 +54,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} is already registered by {taken.origin}",
                 "choose another name",
             )
-        self._entries[name] = RegistryEntry(value, origin, qualname)
+        self._entries[name] = PluginRegistryEntry(value, origin, qualname)
 
     def find_module(self, name: str) -> str:
         """Returns the module, or the path of the plugin file, that registered the name."""

@@ -246,11 +246,11 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     with library.open_writer(KVCacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
         assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 32
-        assert paths.get_claim_path("e" * 40).exists()
+        assert paths.get_segment_claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
         assert set(paths.list_complete_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
-    assert paths.get_claim_path("e" * 40).exists()
+    assert paths.get_segment_claim_path("e" * 40).exists()
     library.prune()
     assert paths.list_all_files() == []

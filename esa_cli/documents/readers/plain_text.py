@@ -75,7 +75,7 @@ _MIN_FOREIGN = 40
 """Foreign characters, at least, by which an encoding is recognised."""
 
 
-def read_text(data: bytes, name: str) -> ExtractedText:
+def read_plain_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code; only line endings change."""
     text, encoding = decode_text_with_lf(data, name)
     return ExtractedText(text, encoding=encoding)

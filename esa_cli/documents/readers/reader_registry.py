@@ -19,10 +19,10 @@ from typing import ClassVar, Protocol, TypeVar
 
 from esa_cli.documents.readers.text_builder import ExtractedText, make_damage_error
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
-from esa_cli.system.registry import Registry
+from esa_cli.system.registry import PluginRegistry
 
 T = TypeVar("T", bound=type)
-READERS: Registry[type] = Registry("reader")
+READERS: PluginRegistry[type] = PluginRegistry("reader")
 """The readers of plugins; the reader that was registered last is asked first."""
 
 
@@ -69,7 +69,7 @@ _SOURCE_CODE = (
     ".css", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".c", ".h", ".cpp",
     ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".tex", ".rst", ".svelte",
 )  # fmt: skip
-_TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_text", in_child=False)
+_TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_plain_text", in_child=False)
 BUILT_IN = {
     reader.format: reader
     for reader in (

@@ -435,8 +435,8 @@ def map_text_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _read_records_of_synced_files(paths: LibraryPaths) -> list[FileRecord]:
-    """Reads the records that `esa ingest --words` saved for each folder. Damaged files are skipped,
-    because the next `esa ingest --words` writes them again."""
+    """Reads the records that `esa ingest --words` saved for each folder, and skips damaged files of
+    records, because the next `esa ingest --words` writes them again."""
     with disk.convert_read_errors(paths.root):
         payloads = [
             _read_folder_records_file(path) for path in paths.list_complete_files("folders")
@@ -571,7 +571,8 @@ def create_catalogue_tables(db: sqlite3.Connection) -> None:
         if "no such module" not in str(error):
             raise
         message = "the sqlite3 of this Python has no full-text search (FTS5)"
-        raise LibraryError(message, "use another Python, such as python.org's") from error
+        hint = "use a Python whose sqlite3 has FTS5, such as that of python.org"
+        raise LibraryError(message, hint) from error
 
 
 def _bring_catalogue_up_to_date(db: sqlite3.Connection, paths: LibraryPaths) -> None:

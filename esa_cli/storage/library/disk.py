@@ -2,8 +2,8 @@
 
 Most files of a library begin with the line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
 covers the kind, format, length and contents of the file. While a file is written, the file has the
-name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files with names
-that esa does not give are never listed, counted or removed.
+name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files that have
+other names than the files of a library are never listed, counted or removed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class LibraryPaths:
     def get_projections_path(self, projections_hash: str) -> Path:
         return self.root / "fits" / f"{projections_hash}.fit"
 
-    def get_claim_path(self, document_key: str) -> Path:
+    def get_segment_claim_path(self, document_key: str) -> Path:
         return self.root / "claims" / f"{document_key}.claim"
 
     def list_document_keys(self) -> set[str]:
@@ -140,7 +140,7 @@ class LibraryPaths:
             self.get_document_path(document_key, "used").touch()
 
     def read_time_of_last_use(self, document_key: str, default_time: float) -> float:
-        """Returns when a document was last used, in seconds since 1970, or else `default_time`."""
+        """Returns a document's last time of use in seconds since 1970, or `default_time`."""
         try:
             return self.get_document_path(document_key, "used").stat().st_mtime
         except OSError:
@@ -153,7 +153,7 @@ class LibraryPaths:
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def list_all_files(self) -> list[Path]:
-        """Returns all files of the library, even partly written ones, except locks and marker."""
+        """Returns all files of the library, even partly written ones, but not locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_complete_files(self, subfolder: str) -> list[Path]:

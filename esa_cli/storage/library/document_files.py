@@ -12,8 +12,8 @@ that one memory access reads both. The checksum of a token's record also depends
 layer and the token's number, so that a valid record in a wrong place is noticed.
 
 A segment's name begins with a hash of all tokens up to the segment's end, so that two documents
-with the same beginning share their first segments. The hash also covers the tokens on which the
-projections to reduced keys are fitted (`Layout.fit`).
+with the same beginning share their first segments. A segment's hash also covers the tokens on which
+the projections to reduced keys are fitted (`Layout.fit`).
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Layout:
         return _round_up(2048 + 112 * self.layers, 4096)
 
     def locate_layers(self, token_count: int) -> list[LayerByteOffsets]:
-        """Returns the byte offsets of each layer's section in a segment file of `tokens` tokens."""
+        """Returns the byte offsets of each layer's section in a file with `token_count` tokens."""
         sections, start = [], self.header_byte_count
         for layer, width in enumerate(self.reduced):
             rows_stop = start + token_count * self.make_layer_layout(layer).row_bytes
@@ -187,7 +187,7 @@ def _compute_layer_layout(layout: Layout, layer: int) -> Layout:
 
 
 def compute_segment_hashes(identity: str, token_ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns, for each segment of a document's KV cache, a hash of all tokens up to its end."""
+    """Returns a hash for each segment of a document's KV cache, of all tokens up to its end."""
     shape = json.dumps(layout.to_json(), sort_keys=True).encode()
     fitted = array("q", token_ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
@@ -247,7 +247,7 @@ class LibraryEntry:
 
     @property
     def unshared_file_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the files of this document alone, except that of the manifest."""
+        """The suffixes of the files that belong to this document alone, but not the manifest's."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
@@ -408,8 +408,8 @@ def decode_records(
 def _compute_token_checksums(
     records: memoryview, record_bytes: int, segment_name: str, layer: int, token_numbers: Any
 ) -> Any:
-    """Returns a checksum of the stored keys and values (`record_bytes` bytes) of each of the tokens
-    `token_numbers` of a segment in one layer."""
+    """Returns a checksum of each token's stored keys and values in one layer of a segment, for the
+    tokens with the numbers `token_numbers`."""
     import numpy
     import xxhash
 
@@ -505,7 +505,7 @@ class KVSegmentFile:
 
 class KVSegmentLayer:
     """One layer's keys, values, reduced keys and checksums in a memory-mapped segment file. The
-    checksums are checked at the first read."""
+    bytes are checked against their checksums when they are read for the first time."""
 
     def __init__(self, segment: KVSegmentFile, layer: int) -> None:
         import numpy

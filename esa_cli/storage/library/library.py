@@ -1,13 +1,13 @@
 """Finds, opens, writes and removes the documents of a library, which is a folder on disk.
 
 Opening a document takes no lock, because a memory-mapped file stays readable after another process
-has removed the file; on Windows, `Library.remove` fails instead. A process that stores a document
+has removed the file. On Windows, an open file cannot be removed. A process that stores a document
 locks the document, writes each segment of the KV cache when the segment is full, then the
 document's other files, and finally the manifest.
 
-Before the first segment, the process writes a claim, a file that lists all segments that the
-document will have. Only `Library.prune` removes claimed segments, and only if no process has locked
-the document. A document's manifest is removed before the document's other files, so that a killed
+Before the first segment is written, all segments that the document will have are listed in a file
+(claim). Only `Library.prune` removes claimed segments, and only if no process is storing the
+document. A document's manifest is removed before the document's other files, so that a killed
 process never leaves a manifest without files.
 """
 
@@ -89,7 +89,7 @@ class StoredDocument:
 
 
 class DocumentWriter:
-    """Writes the files of a document, which `Library.open_writer` locks meanwhile.
+    """Writes the files of a document while `Library.open_writer` locks the document.
 
     Attributes:
         segments: the segments of the document's KV cache on disk, which documents may share.
@@ -111,7 +111,7 @@ class DocumentWriter:
         return sum(segment.tokens for segment in self.segments)
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
-        """Opens the segments of the document's KV cache, up to the first that is not complete."""
+        """Opens the segments of the document's KV cache, up to the first incomplete segment."""
         hashes = self._prefixes[: len(self.ids) // self.layout.segment]
         return self._open_usable_segments(hashes, document_files.NO_FIT)
 
@@ -192,7 +192,7 @@ class DocumentWriter:
         entry.sizes["segments"] = sum(disk.get_file_size(segment.path) for segment in self.segments)
         with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
             document_files.write_manifest(paths, entry)
-            paths.get_claim_path(key).unlink()
+            paths.get_segment_claim_path(key).unlink()
         paths.mark_document_used(key)
         self.is_finished = True
         return document_files.read_manifest(paths, key)
@@ -209,7 +209,6 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, prefill_identity: str, text: str) -> str:
-        """Returns a hash of a document's text and of the model and settings of its prefill."""
         return disk.compute_document_key(prefill_identity, text)
 
     def find_entry(self, document_key: str) -> LibraryEntry | None:
@@ -268,7 +267,6 @@ class Library:
         return sum(bool(record.folder and record.digest) for record in records)
 
     def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue or, without `keep_on_disk`, an empty one in memory."""
         return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
@@ -314,7 +312,7 @@ class Library:
             entry = self.find_entry(key)
             if entry is None:
                 prefixes = document_files.compute_segment_hashes(identity, ids, layout)
-                was_claimed = paths.get_claim_path(key).exists()
+                was_claimed = paths.get_segment_claim_path(key).exists()
                 protect_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
@@ -325,7 +323,7 @@ class Library:
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
                         with suppress(OSError):
-                            paths.get_claim_path(key).unlink()
+                            paths.get_segment_claim_path(key).unlink()
         if entry is not None:
             yield entry
 
@@ -363,7 +361,7 @@ class Library:
 
     def verify(self, entry: LibraryEntry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
-        from esa_cli.storage.library.packed_files import check_document_file
+        from esa_cli.storage.library.packed_files import verify_document_file
 
         if entry.error:
             return [entry.error]
@@ -373,7 +371,7 @@ class Library:
                 if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
                 else:
-                    check_document_file(path, path, entry)
+                    verify_document_file(path, path, entry)
             except LibraryError as error:
                 errors.append(error)
         return errors
@@ -411,12 +409,12 @@ class Library:
             usable = [entry for entry in reversed(entries) if not entry.error]
             order = sorted(usable, key=lambda entry: entry.key not in former_keys)
 
-            def find_unneeded_files(removed_count: int) -> list[Path]:
-                remaining_entries = unusable + order[removed_count:]
-                return list_unneeded_files(paths, remaining_entries, order[:removed_count])
+            def find_unneeded_files(removed_document_count: int) -> list[Path]:
+                remaining_entries = unusable + order[removed_document_count:]
+                return list_unneeded_files(paths, remaining_entries, order[:removed_document_count])
 
-            def fits_size_limit(removed_count: int) -> bool:
-                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_count)))
+            def fits_size_limit(removed_document_count: int) -> bool:
+                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_document_count)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = former_count = sum(entry.key in former_keys for entry in order)
@@ -444,7 +442,8 @@ def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: lis
     """Writes a file (claim) that protects segments, named by their hashes, from removal while a
     document is being stored. Raises LibraryError, DiskError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
-        claim, path = json.dumps(segment_hashes).encode(), paths.get_claim_path(document_key)
+        path = paths.get_segment_claim_path(document_key)
+        claim = json.dumps(segment_hashes).encode()
         disk.write_checksummed_file(path, "claim", claim, document_key)
 
 
@@ -463,7 +462,7 @@ def make_needed_file_filter(
 ) -> Callable[[Path], bool]:
     """Returns a function that says whether a file of segments or projections is needed by one of
     the documents `entries`, or by a document that is being stored. The caller must hold the
-    library's lock. With `with_abandoned_claims`, the claims of killed processes count, too."""
+    library's lock. If `with_abandoned_claims`, claims of killed processes count."""
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()

@@ -3,7 +3,7 @@
 An archive is an uncompressed tar of a library's files, beginning with the library's marker file. A
 file's name is a hash of its contents, so files that the target library already has are not copied
 again. Every file of a document is checked when it is copied. A document's manifest is copied last,
-because a document with a manifest counts as complete. A stopped copy can be continued.
+because a document with a manifest counts as complete. Copying can be stopped and continued.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import LibraryEntry, list_document_files
 from esa_cli.storage.library.library import Library, protect_segments
-from esa_cli.storage.library.packed_files import check_document_file, decode_untrusted_manifest
+from esa_cli.storage.library.packed_files import decode_untrusted_manifest, verify_document_file
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
@@ -229,7 +229,7 @@ def _copy_document(
         with disk.convert_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
-                    check_document_file(path, path, entry)
+                    verify_document_file(path, path, entry)
                 except LibraryError:
                     with (
                         _convert_source_errors(source.place, target, key, path),
@@ -239,11 +239,11 @@ def _copy_document(
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        check_document_file(disk.make_temporary_path(path, key), path, entry)
+                        verify_document_file(disk.make_temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
                 with disk.create_file_atomically(manifest, key) as file:
                     file.write(data)
-                target.get_claim_path(key).unlink()
+                target.get_segment_claim_path(key).unlink()
     target.mark_document_used(key)
     return copied
 
@@ -258,7 +258,7 @@ def _add_document_to_archive(
     files = [path for path in list_document_files(paths, entry) if path not in added_files]
     for path in files:
         with _convert_source_errors(place, paths, document_key, path):
-            check_document_file(path, path, entry)
+            verify_document_file(path, path, entry)
     added_files.update(files)
     return _add_archive_members(archive, paths, [*files, manifest])
 

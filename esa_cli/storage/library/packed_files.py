@@ -109,7 +109,7 @@ def hash_projections(packed_projections: bytes) -> str:
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
-def check_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
+def verify_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
     """Checks every byte of a document's file before the file is moved to `final_path`. Raises
     LibraryError: the file is missing, damaged, or belongs to another document."""
     path, key, kind = final_path, entry.key, final_path.suffix[1:]
