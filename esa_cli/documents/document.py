@@ -290,7 +290,7 @@ class SentenceSplitter:
 
     def find_sentence_around(self, offset: int) -> tuple[int, int]:
         """Returns the first and the end offset of the sentence or line that contains the character
-        at `offset`. White space at both ends is left out."""
+        at `offset`, without white space at both ends."""
         place = bisect_right(self._paragraph_starts, offset) - 1
         first = self._paragraph_starts[place] if place >= 0 else 0
         if first not in self._cut:
@@ -312,8 +312,8 @@ class SentenceSplitter:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end. Sentences of
-    more than LONGEST characters are cut. The last offset is `paragraph_end`."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end, of which the
+    last is `paragraph_end`. Sentences of more than LONGEST characters are cut."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
@@ -363,7 +363,7 @@ def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int
 
 
 def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
-    """Returns True if the line is prose wrapped to a width, whose sentence may go on below."""
+    """Returns True if a line is wrapped prose, so that its sentence may continue in the next."""
     if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"

@@ -68,7 +68,7 @@ class LeftOutFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files that names of documents stand for, in order, and the files that are left out.
+    """The files to be read for given names of documents, in order, and the files that are left out.
 
     A file that is named twice occurs twice; folders and patterns only add files that are new.
     `divided` says that other processes (shards) read other files of the same folders."""
@@ -103,7 +103,7 @@ class FoundFiles:
 
 
 def find_files(document_names: Sequence[str]) -> InputFiles:
-    """Finds the files for names of documents, in order. Raises UsageError: standard input is named
+    """Finds the files to be read for given names. Raises UsageError: standard input is named
     twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
@@ -300,8 +300,8 @@ def _parse_gitignore_rule(rule_line: str) -> _GitignoreRule | None:
 
 
 def _convert_gitignore_pattern(pattern: str) -> str:
-    """Converts a .gitignore pattern for one name of a path into a regular expression. A search
-    takes at most time proportional to the product of the lengths of pattern and name."""
+    """Converts a .gitignore pattern for one name of a path into a regular expression, whose search
+    time is at most proportional to the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

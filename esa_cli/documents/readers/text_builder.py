@@ -27,8 +27,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """The text of a document, marks where its pages and chapters begin, descriptions of contents
-    that the text lacks, and the Python name of a plain text's encoding. Lines end with \\n."""
+    """The text of a document, with marks where pages and chapters begin, descriptions of missing
+    contents, and, for plain text, the Python name of the encoding. Lines end with \\n."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -39,8 +39,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    Set `page` and `chapter` before the first piece of a page or chapter. `left_out` counts omitted
-    pictures, charts and other contents by their name in the plural."""
+    Callers set `page` and `chapter` before the first text of a page or chapter. `left_out` counts
+    omitted pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None
