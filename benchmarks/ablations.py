@@ -48,8 +48,8 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
         ChunkRecorder,
+        are_facts_in_view,
         find_token_positions,
-        has_facts_in_view,
     )
 
     shares, started = [], time.perf_counter()
@@ -65,7 +65,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         "layers_with_half": round(
             sum(share >= IN_VIEW for one in shares for share in one) / len(shares), 1
         ),
-        "selected": sum(has_facts_in_view(one) for one in shares),
+        "selected": sum(are_facts_in_view(one) for one in shares),
         "of": len(shares),
         "layers": [round(layer, 3) for layer in layers],
         "s_per_question": round((time.perf_counter() - started) / len(shares), 2),

@@ -21,7 +21,7 @@ from typing import Any
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.model_and_documents import QuestionDocuments
+from esa_cli.apps.cli.model_and_documents import DocumentOpener
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import InputFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
@@ -49,11 +49,11 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
     with ExitStack() as stack:
         none = InputFiles((), ())
-        documents = QuestionDocuments(none, library, reporter, stack, limit=most, in_library=True)
-        documents.set_document_openers([], esa.stored, esa.open)
+        documents = DocumentOpener(none, library, reporter, stack, limit=most, in_library=True)
+        documents.set_opening_functions([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
-            reply = esa.ask(fact["question"], documents.open_documents_for(fact["question"]))
+            reply = esa.ask(fact["question"], documents.open_documents(fact["question"]))
             assert documents.searched, "there must be more documents than are opened"
             seconds.append(time.perf_counter() - started)
             right += answered(reply.text, fact["answers"])

@@ -24,7 +24,7 @@ def paragraphs(haystack: str) -> list[str]:
     if haystack == "chronicle":
         from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
 
-        text = build_chronicle(words=60000, seed=11)
+        text = build_chronicle(word_count=60000, seed=11)
     else:
         text = Path(haystack).read_text(encoding="utf-8")
     return [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]

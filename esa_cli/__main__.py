@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     was_interrupted = False
 
-    def on_interrupt_signal(signal_number: int, frame: FrameType | None) -> None:
+    def raise_keyboard_interrupt(signal_number: int, frame: FrameType | None) -> None:
         nonlocal was_interrupted
         was_interrupted = True
         raise KeyboardInterrupt
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if has_handler:
             with contextlib.suppress(ValueError):  # this is not the main thread
-                signal.signal(signal.SIGINT, on_interrupt_signal)
+                signal.signal(signal.SIGINT, raise_keyboard_interrupt)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         _print_error("interrupted")
         return INTERRUPTED
     finally:
-        if signal.getsignal(signal.SIGINT) is on_interrupt_signal:
+        if signal.getsignal(signal.SIGINT) is raise_keyboard_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
 
@@ -159,9 +159,9 @@ def _raise_if_command_or_option_was_replaced(name: str) -> None:
         raise UsageError(f"{name} was replaced in version 0.3 of esa", f"use {REPLACED[name]}")
 
 
-def make_click_command(called_command: str | None = None) -> Any:
-    """Makes the click command `esa` with all subcommands or, which is faster, with only the
-    subcommand `called_command`."""
+def make_click_command(only_subcommand: str | None = None) -> Any:
+    """Makes the click command `esa` with all subcommands, or with only one subcommand,
+    which is faster."""
     import typer
     import typer.main
 
@@ -169,7 +169,7 @@ def make_click_command(called_command: str | None = None) -> Any:
 
     app = typer.Typer(
         name="esa",
-        cls=command_help.GroupedHelpCommands,
+        cls=command_help.GroupedHelpCommand,
         help="Ask questions about documents many times longer than a language model's context.",
         epilog='`esa FILE "QUESTION"` is short for `esa ask FILE "QUESTION"`.',
         invoke_without_command=True,
@@ -179,16 +179,16 @@ def make_click_command(called_command: str | None = None) -> Any:
     app.callback()(command_help.show_version_or_help)
     for panel, names in GROUPS.items():
         for name in names:
-            if called_command in COMMANDS and name != called_command:
+            if only_subcommand in COMMANDS and name != only_subcommand:
                 continue
             file = FILES.get(name, name)
             verb = vars(import_module(f"esa_cli.apps.cli.commands.{file}_command"))[name]
             if isinstance(verb, typer.Typer):
                 for information in verb.registered_commands:
-                    information.cls = command_help.PlainHelpCommand
+                    information.cls = command_help.UntypedHelpCommand
                 app.add_typer(verb, name=name, rich_help_panel=panel)
             else:
-                app.command(name, cls=command_help.PlainHelpCommand, rich_help_panel=panel)(verb)
+                app.command(name, cls=command_help.UntypedHelpCommand, rich_help_panel=panel)(verb)
     group = typer.main.get_command(app)
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
     order = (name for name in COMMANDS if name in commands)

@@ -22,7 +22,7 @@ NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
 
 
 class EsaError(Exception):
-    """An error that the user can do something about; its hint may be empty."""
+    """An error whose cause the user can remove; the hint says how, or is empty."""
 
     exit_code = BUG
 
@@ -56,7 +56,7 @@ class LibraryError(DocumentError):
     """The library, or a document stored in the library, cannot be used."""
 
 
-class ForeignVersionError(LibraryError):
+class LibraryFileVersionError(LibraryError):
     """A file of the library was written by another version of esa, and is not damaged."""
 
 

@@ -242,7 +242,7 @@ def build_step(
 
     import torch
 
-    from esa_cli.attention.selection import SumScore
+    from esa_cli.attention.selection import LogitSum
     from esa_cli.attention.step import Step
     from esa_cli.storage.memory_store import MemoryKVStore
 
@@ -265,6 +265,6 @@ def build_step(
         distance=distance,
         scale=0.3,
         rope=rope or build_rope(dim),
-        score=score or SumScore(),
+        score=score or LogitSum(),
         projection=projection,
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from esa_cli.apps.cli.commands.ingest_command import check_engine_package_installed
-from esa_cli.apps.cli.commands.serve_command import ServeOptions, check_mcp_sdk_version
+from esa_cli.apps.cli.commands.ingest_command import check_ingest_engine_installed
+from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions, check_mcp_sdk_version
 from esa_cli.apps.cli.commands.serve_command import check_serve_options as check_serve
 from esa_cli.documents.readers.text_builder import import_package
 from esa_cli.errors import EsaError
@@ -34,10 +34,10 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bench", "tiktoken", load_gpt4_tokenizer),
     ("mcp", "mcp", check_mcp_sdk_version),
     ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
-    ("ray", "ray", lambda: check_engine_package_installed("ray")),
+    ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
-    ("serve", "starlette", lambda: check_serve([], ServeOptions())),
-    ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
+    ("serve", "starlette", lambda: check_serve([], ServeCommandOptions())),
+    ("serve", "uvicorn", lambda: check_serve([], ServeCommandOptions())),
 ]
 """Extra, a module of it, and what needs that."""
 

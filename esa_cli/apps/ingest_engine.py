@@ -79,32 +79,32 @@ IngestOutcome = tuple[int, IngestRow, list[str]]
 
 @dataclass
 class IngestWorker:
-    """Ingests documents in a worker process; `esa ingest` was started in the folder `folder`."""
+    """Ingests documents in a worker process, whose current directory becomes `folder`."""
 
     preset: Preset
     model: ModelOptions
-    rows: str
+    kv_dtype: str
     library: Path
     folder: str
     esa: Esa | None = None
     reporter: WarningCollector | None = None
 
     def run_ingest_task(self, task: IngestTask) -> IngestOutcome:
-        """Ingests a task's document; returns its JSON object and warnings. Raises EsaError."""
+        """Ingests a document; returns the document's JSON object and warnings. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []
         try:
-            self.esa = self.esa or self._open_esa(reporter)
-            row = ingest_document(self.esa, document, self.rows, reporter)
+            self.esa = self.esa or self._open_model(reporter)
+            row = ingest_document(self.esa, document, self.kv_dtype, reporter)
         except Exception as error:
             if isinstance(error, EsaError) or not is_out_of_memory_error(error):
                 raise
             raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
         return number, row, reporter.texts
 
-    def _open_esa(self, reporter: Reporter) -> Esa:
-        from esa_cli.apps.cli.model_and_documents import open_esa
+    def _open_model(self, reporter: Reporter) -> Esa:
+        from esa_cli.apps.cli.model_and_documents import open_model
         from esa_cli.storage.library import Library
 
         try:
@@ -115,8 +115,8 @@ class IngestWorker:
                 "start `esa ingest` in a folder that all machines of the cluster share",
             ) from None
         load_plugin_files(self.model.plugins)
-        self._opened = open_esa(
-            self.preset, self.model, reporter, keep=True, rows=self.rows,
+        self._opened = open_model(
+            self.preset, self.model, reporter, keep=True, kv_dtype=self.kv_dtype,
             library=Library(self.library),
         )  # fmt: skip
         return self._opened.__enter__()
@@ -159,12 +159,12 @@ def ingest_in_processes(
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // worker_count)
-    reporter.note(f"esa: {worker_count} workers, {threads} cores each", dim=False)
+    reporter.show_note(f"esa: {worker_count} workers, {threads} cores each", dim=False)
     # The worker is a pickle, as unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
-    pool = ProcessPoolExecutor(worker_count, get_context("spawn"), _prepare_worker_process, about)
+    pool = ProcessPoolExecutor(worker_count, get_context("spawn"), _set_up_worker_process, about)
     try:
-        for future in as_completed([pool.submit(_ingest_in_process, task) for task in tasks]):
+        for future in as_completed([pool.submit(_ingest_with_worker, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker process died", MEMORY_HINT) from error
@@ -176,8 +176,8 @@ def ingest_in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def _prepare_worker_process(pickled_worker: bytes, thread_count: int) -> None:
-    """Prepares a worker process, which ignores Ctrl-C and ends when its parent process ends."""
+def _set_up_worker_process(pickled_worker: bytes, thread_count: int) -> None:
+    """Loads the worker of a process, which ignores Ctrl-C and ends with its parent process."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
@@ -193,15 +193,15 @@ def _prepare_worker_process(pickled_worker: bytes, thread_count: int) -> None:
     _worker = pickle.loads(pickled_worker)
 
 
-def _ingest_in_process(task: IngestTask) -> IngestOutcome:
+def _ingest_with_worker(task: IngestTask) -> IngestOutcome:
     return _worker.run_ingest_task(task)
 
 
 def ingest_on_ray_cluster(
     worker: IngestWorker, tasks: Sequence[IngestTask], actor_count: int | None, reporter: Reporter
 ) -> Generator[IngestOutcome, None, None]:
-    """Ingests documents in Ray actors, by default one per GPU or machine, of the Ray cluster at
-    $RAY_ADDRESS or of a new cluster on this machine; yields the result of each document."""
+    """Ingests documents in Ray actors, by default one per GPU or machine. Without $RAY_ADDRESS a
+    Ray cluster is started on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -229,9 +229,9 @@ def ingest_on_ray_cluster(
         cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
         share = {"num_cpus": math.floor(cores) if cores >= 1 else round(cores, 3)}
         share |= {"num_gpus": min(1.0, gpus / count)} if gpus else {}
-        reporter.note(f"esa: ray: {count} workers, each {share}", dim=False)
+        reporter.show_note(f"esa: ray: {count} workers, each {share}", dim=False)
         kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
-        settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
+        settings = worker.preset, worker.model, worker.kv_dtype, worker.library, worker.folder
         pool = ActorPool([kind.remote(*settings) for _ in range(count)])
         yield from pool.map_unordered(lambda actor, task: actor.run_ingest_task.remote(task), tasks)
     except RayTaskError as error:

@@ -1,4 +1,4 @@
-"""The ESA paper (arXiv 2502.14477): how one layer selects tokens and attends to those tokens.
+"""The ESA paper's method (arXiv 2502.14477), by which a layer attends to selected tokens.
 
 Shapes use these letters: H query heads, G key/value heads, D head dimension, C current tokens (the
 chunk), N cached tokens, I initial, M middle and L local tokens, K selected tokens, F = G * D folded

@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def fold(q: Tensor, key_head_count: int) -> Tensor:
-    """Folds queries (H, C, D) into (C, G * D): sums the query heads that share one key head.
+    """Sums the query heads that share one key head, so that queries (H, C, D) become (C, G * D).
 
-    sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g, so the sum over heads of equation (3) needs
-    F = G * D dimensions, not H * D."""
+    If query head h reads key head g(h), then sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g,
+    so equation (3) needs F = G * D dimensions, not H * D."""
     heads, count, dim = q.shape
     q = q.view(key_head_count, heads // key_head_count, count, dim)
     return q.sum(1).transpose(0, 1).reshape(count, -1)
 
 
-def join_key_heads(keys: Tensor) -> Tensor:
+def concat_key_heads(keys: Tensor) -> Tensor:
     """Concatenates the G heads of keys (G, n, D) into (n, G * D)."""
     return keys.transpose(0, 1).reshape(keys.shape[1], -1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Compressor, Moments, require_minimum
+from esa_cli.attention.parts import Compressor, Moments, require_at_least
 from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError
 
@@ -56,8 +56,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
     """Returns the projections to `rank` dimensions with the smallest error of equation (7).
 
     For independent queries and keys with second moments Sq and Sk, the error of projections A and B
-    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, which is smallest for A and B from the truncated
-    singular value decomposition of Sq^(1/2) Sk^(1/2), multiplied by the inverse roots.
+    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated singular value
+    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots.
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
@@ -91,7 +91,7 @@ class ClosedFormCompressor(Compressor):
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        require_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)

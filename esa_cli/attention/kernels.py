@@ -1,4 +1,4 @@
-"""Four attention kernels, which also return the log-sum-exp of the logits, and the choice of one.
+"""Computes attention by one of four kernels, which also return the log-sum-exp of the logits.
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), where query head h attends to the
 keys of key head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in
@@ -27,23 +27,23 @@ Output = tuple[Tensor, Tensor]
 
 
 def compute_reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
-    visible: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, soft_cap: float = 0.0,
+    visible_mask: Tensor | None = None,
 ) -> Output:  # fmt: skip
     """Computes softmax(scale * q k^T) v in plain float32 operations, with which tests compare other
     kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf.
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
-        cap: soft cap of the logits; 0 stands for none.
-        visible: bool (C, N), which says which keys each query sees."""
+        soft_cap: soft cap of the logits; 0 stands for none.
+        visible_mask: bool (C, N), which says which keys each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
-    logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, cap)
+    logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, soft_cap)
     if causal:
         c, n = logits.shape[1:]
-        visible = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
-    if visible is not None:
-        logits = logits.masked_fill(~visible, float("-inf"))
+        visible_mask = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
+    if visible_mask is not None:
+        logits = logits.masked_fill(~visible_mask, float("-inf"))
     lse = logits.logsumexp(dim=-1)
     weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
     return (weights @ values).to(q.dtype), lse
@@ -99,10 +99,10 @@ def import_flash_attn_function() -> Callable[..., Any] | None:
 
 
 def attend_by_flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, soft_cap: float = 0.0
 ) -> Output:
     """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
-    precision. flash-attn takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
+    precision. The package takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
     function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
@@ -111,7 +111,7 @@ def attend_by_flash_attn(
             "run pip install 'esa-cli[flash]', or use another kernel by --set kernel=auto",
         )
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
-    options = {"softmax_scale": scale, "causal": causal, "softcap": cap, "return_lse": True}
+    options = {"softmax_scale": scale, "causal": causal, "softcap": soft_cap, "return_lse": True}
     out, lse, *_ = function(*batch, **options)
     return out[0].transpose(0, 1), lse[0].float()
 
@@ -144,13 +144,13 @@ KERNELS: dict[str, Kernel] = {
 """All attention kernels by name, in order of preference."""
 
 
-def choose_kernel_name(q: Tensor, wanted_name: str = "auto", cap: float = 0.0) -> str:
-    """Returns the name of the wanted kernel, or of the best one for q if `auto` is wanted. Raises
+def choose_kernel_name(q: Tensor, wanted_name: str = "auto", soft_cap: float = 0.0) -> str:
+    """Returns `wanted_name`, or for `auto` the name of the best kernel for queries q. Raises
     UsageError: the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
-        if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not cap)
+        if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not soft_cap)
     ]
     if (name := wanted_name) == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
@@ -158,7 +158,7 @@ def choose_kernel_name(q: Tensor, wanted_name: str = "auto", cap: float = 0.0) -
         hint = f"use one of the kernels auto, {', '.join(KERNELS)}"
         raise UsageError(f"unknown kernel {name!r}", hint)
     if name not in usable:
-        where = q.device.type + (" with the model's soft cap of logits" if cap else "")
+        where = q.device.type + (" with the model's soft cap of logits" if soft_cap else "")
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
     return name
 
@@ -171,18 +171,18 @@ def list_kernel_availability() -> dict[str, bool]:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
-    cap: float = 0.0,
+    soft_cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes softmax(scale * q k^T) v, and the log-sum-exp of its logits, by the named kernel."""
+    """Computes softmax(scale * q k^T) v, and the log-sum-exp of the logits, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
-    capped = {"cap": cap} if cap else {}
-    return KERNELS[choose_kernel_name(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
+    capped = {"soft_cap": soft_cap} if soft_cap else {}
+    return KERNELS[choose_kernel_name(q, kernel, soft_cap)].attend(q, k, v, causal, scale, **capped)
 
 
 def attend_with_capped_distance(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope,
-    scale: float, cap: float = 0.0,
+    scale: float, soft_cap: float = 0.0,
 ) -> Output:  # fmt: skip
     """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
@@ -205,7 +205,7 @@ def attend_with_capped_distance(
         logits = (
             torch.where(distance < max_distance, rope.rotate(block, position) @ inside, far) * scale
         )
-        logits = apply_soft_cap(logits, cap).masked_fill_(distance < 0, float("-inf"))
+        logits = apply_soft_cap(logits, soft_cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)
     return out, lse

@@ -1,8 +1,8 @@
 """Efficient Selective Attention of one layer, equation (1) and Algorithm 1 of the ESA paper.
 
-Step 10 attends to the local tokens and causally to the chunk itself, at consecutive positions. Step
-11 attends to the initial and the selected tokens, at positions of the method's position encoding.
-Steps 12-14 fuse the near and the far attention by log-sum-exp, without a mask tensor.
+Step 10 of Algorithm 1 attends to the local tokens and causally to the chunk itself, at consecutive
+positions. Step 11 of Algorithm 1 attends to the initial and the selected tokens, at positions of
+the method's position encoding. Steps 12-14 of Algorithm 1 fuse both outputs by their log-sum-exps.
 `models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer."""
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Temperature = Callable[[Tensor], Tensor]
 
 
 def compute_temperature_factors(
-    temperature_function: Temperature, positions: Tensor, like: Tensor
+    temperature_function: Temperature, positions: Tensor, q: Tensor
 ) -> Tensor:
     """Returns the factors (n, 1) by which the model scales queries at positions (n,)."""
-    return temperature_function(positions.to(like.device, non_blocking=True))[:, None].to(like)
+    return temperature_function(positions.to(q.device, non_blocking=True))[:, None].to(q)
 
 
 class SelectiveAttention:
@@ -50,17 +50,17 @@ class SelectiveAttention:
     ) -> None:  # fmt: skip
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
         self.layers, self.temperature = layers, temperature
-        self._attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
+        self._attend = partial(attend, scale=scale, kernel=method.kernel, soft_cap=cap)
         self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def choose_rope(self, cached_tokens: int) -> Rope:
+    def choose_rope(self, cached_token_count: int) -> Rope:
         """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
         model or of the method's position encoding."""
         if not self.rope.rotates:
             return self.rope
         inverse, factor = self.rope.get_inverse_frequencies()
-        changed = self.method.position.frequencies(inverse, factor, cached_tokens)
+        changed = self.method.position.frequencies(inverse, factor, cached_token_count)
         if changed is None:
             return self.rope
         key = (tuple(changed[0].tolist()), changed[1])
@@ -74,7 +74,7 @@ class SelectiveAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens, with the logits (H,) of an attention sink, if the model has one.
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any.
 
         Raises:
             SurveyPassComplete: the selector needs no further layer of the survey pass.
@@ -87,7 +87,7 @@ class SelectiveAttention:
             q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with report_plugin_errors(vars(method)):
-            for chunk in method.window.cut_call_into_chunks(method.reading, start, stop, query):
+            for chunk in method.window.split_forward_call(method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
                 out[:, own] = self.compute_chunk_attention(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
@@ -96,19 +96,19 @@ class SelectiveAttention:
         return out
 
     def compute_chunk_attention(
-        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, turn_state: QueryState,
+        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, query_state: QueryState,
         sink_logits: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns the attention output (H, C, D) for the queries q (H, C, D) of a chunk."""
         method, rope = self.method, self.choose_rope(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.token_count
-        memory.add_chunk_moments(method, rope, q, start)
-        local = method.window.count_local_tokens(chunk, turn_state)
+        memory.add_to_moments(method, rope, q, start)
+        local = method.window.count_local_tokens(chunk, query_state)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
             low=min(method.window.initial, start - local), high=start - local, local=local,
             distance=position.distance, scale=self.scale, cap=self.cap, rope=rope,
-            score=method.score, layers=self.layers, decoding=chunk.decoding, query=turn_state,
+            score=method.score, layers=self.layers, decoding=chunk.decoding, query=query_state,
             states=memory.states,
         )  # fmt: skip
         selected = self._select_far_tokens(memory, step, chunk)
@@ -133,8 +133,8 @@ class SelectiveAttention:
         out, lse = add_attention_sink(out, lse, sink_logits)
         if method.selector.is_observer:
             method.selector.observe(replace(step, low=0, lse=lse))
-        if turn_state.trace is not None:
-            turn_state.trace(replace(trace, lse=lse))
+        if query_state.trace is not None:
+            query_state.trace(replace(trace, lse=lse))
         return out
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: TokenChunk) -> Selection:
@@ -200,15 +200,15 @@ class SelectiveAttention:
         return [(out, lse)]
 
     def _attend_single_query(
-        self, memory: LayerMemory, trace: ChunkTrace, far_tokens: Tensor
+        self, memory: LayerMemory, trace: ChunkTrace, far_token_positions: Tensor
     ) -> Output:
         """Computes attention of a single query to near and far keys in one kernel call, with far
         keys rotated to the distance from the query that the position encoding gives."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = make_single_query_positions(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if far_tokens.shape[0]:
-            far_keys, far_values = memory.fetch_far_keys_and_values(far_tokens)
+        if far_token_positions.shape[0]:
+            far_keys, far_values = memory.fetch_far_keys_and_values(far_token_positions)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import fold, join_key_heads
+from esa_cli.attention.algebra import concat_key_heads, fold
 from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.selection import SumScore, TopKSelector
+from esa_cli.attention.selection import LogitSum, TopKSelector
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
@@ -21,8 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A method of selective attention: window sizes, and a selector, score, compressor and position
-    encoding.
+    """A method of selective attention, with its window sizes, selector, score, compressor and
+    position encoding.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
@@ -31,7 +31,7 @@ class Method:
 
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopKSelector)
-    score: Score = field(default_factory=SumScore)
+    score: Score = field(default_factory=LogitSum)
     compressor: Compressor = field(default_factory=ClosedFormCompressor)
     position: PositionEncoding = field(default_factory=FixedDistancePositions)
     reading: Literal["select", "local"] = "select"
@@ -50,7 +50,7 @@ FETCH_KEPT = 4096
 
 @dataclass
 class LayerMemory:
-    """One layer's memory of one document: its KV cache, and the projection fitted during prefill.
+    """One layer's KV cache of one document, and the projection that was fitted during prefill.
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
@@ -66,7 +66,7 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
+    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
         """Adds the unrotated queries q (H, C, D) and the cached keys of the chunk at `chunk_start`
         to the moments, until the moments have the compressor's `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
@@ -81,7 +81,7 @@ class LayerMemory:
             if method.score.rotates:
                 q = rope.rotate_to_far_distance(q, method.position.distance)
             keys, _ = self.store.span(chunk_start, stop)
-            moments.add_tokens(fold(q.float(), self.store.heads), join_key_heads(keys), stop)
+            moments.add_tokens(fold(q.float(), self.store.heads), concat_key_heads(keys), stop)
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
         """Computes the missing reduced keys (equation (6)) of tokens before `end_position`, and
@@ -93,14 +93,14 @@ class LayerMemory:
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced_key_count, end_position):
-                self.store.append_reduced_keys(self.projection.keys(join_key_heads(keys)))
+                self.store.append_reduced_keys(self.projection.keys(concat_key_heads(keys)))
         return self.projection
 
     def _fit_and_check_projection(self, method: Method) -> Projection | None:
         """Fits the layer's projection and projects a key, so that a wrong width fails early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
-            keys = join_key_heads(self.store.span(0, min(1, len(self.store)))[0])
+            keys = concat_key_heads(self.store.span(0, min(1, len(self.store)))[0])
             try:
                 projection.keys(keys)
             except RuntimeError as error:
@@ -112,8 +112,7 @@ class LayerMemory:
         return projection
 
     def fetch_far_keys_and_values(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values (G, K, D) positions ascending positions (K,), for one token of an
-        answer.
+        """Returns keys and values (G, K, D) at ascending positions (K,), for a token of an answer.
 
         Since consecutive tokens of an answer mostly attend to the same far tokens, fetched keys and
         values are cached, and only missing ones are fetched from another device."""
@@ -139,7 +138,7 @@ class LayerMemory:
         return keys, values
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, whose number is -`negative_count`; the projection remains."""
+        """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
         self.free_fetched_keys_and_values()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + negative_count))
@@ -152,8 +151,8 @@ class LayerMemory:
 
 @dataclass
 class KVSharingLayerMemory(LayerMemory):
-    """The memory, during one forward call, of a layer that has only queries and attends to another
-    layer's keys and values, as in Gemma 3n and 4.
+    """The memory of a layer that has only queries, and attends to another layer's keys and values,
+    as in Gemma 3n and 4.
 
     Args:
         source: the memory of the layer with keys and values. The source memory has the store, the
@@ -161,10 +160,9 @@ class KVSharingLayerMemory(LayerMemory):
 
     source: LayerMemory = field(kw_only=True)
 
-    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
+    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
         """Does nothing, because the layer with the keys fits the compressor."""
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
-        """Returns the projection of the layer with the keys, or None if that layer has not fitted a
-        projection, because fitting now would use too few tokens."""
+        """Returns the projection of the layer with the keys, or None if it is not fitted yet."""
         return self.source.add_reduced_keys(method, end_position) if self.source.fitted else None

@@ -1,7 +1,7 @@
-"""Base classes of a method's replaceable parts: selector, score, compressor, position encoding.
+"""Base classes of selectors, scores, compressors and position encodings, which make up a method.
 
-A part is a frozen dataclass whose fields are settings of a preset, and stores no data itself; a
-selector's data are in a `LayerState` for each layer and in a state for each question."""
+Classes derived from these base classes are frozen dataclasses, whose fields a preset sets. A
+selector keeps data in a `LayerState` for each layer, and in a state for each question."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esa_cli.system.machine import is_out_of_memory_error
 
 @dataclass
 class Moments:
-    """Sums of q q^T and k k^T, each (F, F), over a layer's tokens, to which a compressor is fitted.
+    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries q and keys k.
 
     Args:
         count: number of added tokens. seen: position after the last added token.
@@ -34,7 +34,7 @@ class Moments:
     keys: Tensor | None = field(default=None, repr=False)
 
     def add_tokens(self, q: Tensor, k: Tensor, end_position: int = 0) -> None:
-        """Adds the folded queries and keys (n, F) of n tokens before `end_position` to the sums."""
+        """Adds the folded queries q and keys k (n, F) of n tokens to the sums."""
         q, k = to_float64(q), to_float64(k)
         queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
         if self.queries is not None and self.keys is not None:
@@ -43,7 +43,7 @@ class Moments:
         self.queries, self.keys, self.count, self.seen = queries, keys, count, end_position
 
 
-def require_minimum(minimum: float, **settings: float | None) -> None:
+def require_at_least(minimum: float, **settings: float | None) -> None:
     """Raises ValueError for a setting below the minimum; a setting may be None."""
     for name, value in settings.items():
         if value is not None and not value >= minimum:
@@ -82,8 +82,7 @@ class Score(ABC):
 
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
-        """Returns the scores (M,) of the M middle tokens, of which selectors take the highest first
-        and those of -inf last."""
+        """Returns the scores (M,) of the M middle tokens; selectors prefer higher scores."""
 
 
 class Selector(ABC):
@@ -136,7 +135,7 @@ class Selector(ABC):
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """Returns the selector's state for a question's second pass, given the first pass's."""
+        """Converts the selector's state of a question's first pass to that of the second pass."""
         return self.new_turn_state()
 
 
@@ -174,7 +173,8 @@ class PositionEncoding(ABC):
 
     @property
     def max_distance(self) -> int | None:
-        """Distance at which all near tokens that are farther away are placed; None: no limit."""
+        """Distance at which near tokens that are farther away are placed; None stands for no
+        limit."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
@@ -198,9 +198,9 @@ class PositionEncoding(ABC):
         """Returns rotary positions of a chunk's queries and of the far keys at positions `at`."""
 
 
-def is_builtin_part(part: object) -> bool:
-    """Whether the class of a method's part belongs to `esa_cli` and not to a plugin."""
-    return type(part).__module__.startswith("esa_cli.")
+def is_builtin_part(method_part: object) -> bool:
+    """Whether a selector, score or other part is built into `esa_cli`, not from a plugin."""
+    return type(method_part).__module__.startswith("esa_cli.")
 
 
 def check_selected_offsets(offsets: Selection, step: Step, budget: int) -> None:

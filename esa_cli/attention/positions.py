@@ -27,8 +27,8 @@ def make_consecutive_positions(
 def make_single_query_positions(
     device: torch.device, near: Positions, far: Positions, max_near_distance: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the position (1,) of a single query and those (n,) of all its keys, counted from 0.
-    Far keys are as far from the query as in `far`, near keys at most `max_near_distance` away."""
+    """Returns the positions of a single query (1,) and of all its keys (n,), counted from 0. Far
+    keys are as far from the query as in `far`, near keys at most `max_near_distance` away."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.
@@ -45,7 +45,7 @@ def make_single_query_positions(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The ESA paper's encoding: far queries at `distance`, far keys at 0, near tokens in order.
+    """Places all far tokens at one `distance`, and near tokens in order, as in the ESA paper.
 
     Args:
         distance: w, the relative position of every far token."""

@@ -1,8 +1,9 @@
-"""Rotary position embedding (RoPE) at any position, by the transformers model's own module.
+"""Rotates queries and keys to any position (RoPE) by the transformers model's rotary module.
 
 The model's own rotary module computes the angles, so that all static variants of RoPE (default,
-linear, llama3, yarn) are supported. The dot product of a query rotated to m and a key rotated to n
-depends on m - n only. In some models RoPE rotates only the first R of a head's D dimensions."""
+linear, llama3, yarn) are supported. Dot products of rotated queries and keys depend only on the
+difference of their positions. In some models RoPE rotates only the first R of a head's D
+dimensions."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Rope:
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def copy_with_frequencies(self, frequencies: Tensor, factor: float, preallocate: bool) -> Rope:
-        """Returns a rotary embedding with other frequencies and factor of cosines and sines."""
+        """Returns a copy with other frequencies, and with another factor of cosines and sines."""
         return Rope(FixedFrequencyRotaryModule(frequencies, factor), preallocate, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +59,8 @@ class Rope:
         return cos, sin
 
     def look_up_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the cosines and sines at positions (n,), from a cached table for integers below
-        `TABLE_LIMIT`; reading positions that are on a GPU synchronises."""
+        """Returns the cosines and sines at positions (n,), for integers below `TABLE_LIMIT` from a
+        cached table. If the positions are on a GPU, the CPU waits for the GPU."""
         if positions.is_floating_point() or positions.numel() == 0:
             return self.compute_cos_sin(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, Selector, require_minimum
+from esa_cli.attention.parts import Score, Selector, require_at_least
 from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
 
@@ -21,7 +21,7 @@ Blocks = Iterator[tuple[int, Tensor]]
 """Pairs of the offset of a block's first token or page, and the numbers (..., n) of the block."""
 
 
-def cache_blocks_if_few(
+def cache_scores_if_few(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
     """Returns a function that yields all blocks of scores at each call, from a cache unless there
@@ -33,9 +33,9 @@ def cache_blocks_if_few(
 
 
 @dataclass(frozen=True)
-class SumScore(Score):
-    """The ESA paper's score: the maximum over queries (equation (4)) of the logits summed over
-    heads (equation (3)), less each query's maximum.
+class LogitSum(Score):
+    """The ESA paper's score, which sums logits over heads (equation (3)), subtracts each query's
+    maximum, and takes the maximum over queries (equation (4)).
 
     Args:
         rotate: whether queries are first rotated to the far distance; the ESA paper does not
@@ -53,7 +53,7 @@ class SumScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
-        sums = cache_blocks_if_few(partial(step.sums, self.rotate), chunk * step.middle)
+        sums = cache_scores_if_few(partial(step.sums, self.rotate), chunk * step.middle)
         top = torch.full((chunk,), -torch.inf, device=step.queries.device)
         for _, block in sums():
             top = torch.maximum(top, block.amax(dim=1))
@@ -103,7 +103,7 @@ class TopKSelector(Selector):
     proximity: int = 1
 
     def __post_init__(self) -> None:
-        require_minimum(0, proximity=self.proximity)
+        require_at_least(0, proximity=self.proximity)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

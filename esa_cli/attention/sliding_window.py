@@ -17,7 +17,7 @@ AT_ONCE = 512
 
 
 class SlidingWindowAttention:
-    """Causal attention to the last W tokens, including the query's own, at their true distances.
+    """Causal attention of a query to its own and the W - 1 tokens before, at true distances.
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
@@ -30,7 +30,7 @@ class SlidingWindowAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens, with the logits (H,) of an attention sink, if the model has one."""
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any."""
         stop = len(memory.store)
         start = stop - q.shape[1]
         out = torch.empty_like(q)

@@ -1,8 +1,8 @@
 """The data that selectors, scores, compressors and position encodings get and return.
 
-Scores are computed in blocks of keys, and in float32 whatever the model's dtype: in bfloat16 the
-scores of thousands of tokens would have only some dozens of values, and in float16 sums over heads
-overflow. `esa_cli.attention` explains the letters in shapes, which have no batch axis."""
+Scores are computed in blocks of keys, and always in float32, since bfloat16 has too few digits to
+rank thousands of scores, and sums over heads overflow float16. `esa_cli.attention` explains the
+letters in shapes, which have no batch axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap, fold, join_key_heads
+from esa_cli.attention.algebra import apply_soft_cap, concat_key_heads, fold
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState, QuestionAndText
 
@@ -25,13 +25,13 @@ Selection = Tensor | list[Tensor]
 """Offsets (K,) of selected middle tokens, or a list with such a tensor for each query head."""
 
 
-def choose_tokens_per_block(logit_row_count: int) -> int:
+def choose_tokens_per_block(logits_per_token: int) -> int:
     """Returns for how many tokens logits are computed at once, so that a block fits into memory."""
-    return max(256, BLOCK_ELEMENTS // max(logit_row_count, 1))
+    return max(256, BLOCK_ELEMENTS // max(logits_per_token, 1))
 
 
 class Positions(NamedTuple):
-    """Positions to which RoPE rotates queries and keys, of which only differences matter."""
+    """Rotary positions of queries and keys; only the differences between positions matter."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -87,7 +87,7 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Appends unrotated keys and values (G, C, D) of C tokens; only the keys if `shared`."""
+        """Appends unrotated keys and values (G, C, D) of C tokens; if `shared`, only the keys."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""
@@ -96,22 +96,22 @@ class KVStore(Protocol):
         """Returns the keys and values of K tokens at ascending positions `at`, each (G, K, D)."""
 
     def key_blocks(
-        self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
+        self, start: int, stop: int, max_tokens: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the keys of the tokens [start, stop) in blocks, each as the position of its first
-        token and the keys (G, n, D) of the key heads `groups`, or of all key heads."""
+        """Yields blocks of the keys of the tokens [start, stop), as pairs of the first token's
+        position and the keys (G, n, D). `groups` lists the key heads; None stands for all."""
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
 
-    def reduced_key_blocks(
-        self, start: int, stop: int, most: int = ...
+    def get_reduced_blocks(
+        self, start: int, stop: int, max_tokens: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the reduced keys of the tokens [start, stop) in blocks, each as the position of
-        its first token and the reduced keys (n, R)."""
+        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
+        token's position and the reduced keys (n, R)."""
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, whose number is -`negative_count`, as transformers do."""
+        """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class Step:
         return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D), if `rotate` rotated so that their dot products with
-        unrotated keys are the attention logits at the far distance."""
+        """Returns the queries (H, C, D), which `rotate` rotates so that dot products with unrotated
+        keys are attention logits at the far distance."""
         return (
             self.rope.rotate_to_far_distance(self.queries, self.distance)
             if rotate
@@ -229,8 +229,9 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields attention logits of the middle tokens in blocks, each as the offset of its first
-        token into M and the logits (H, C, n) of the query heads `heads`, or of all."""
+        """Yields blocks of the middle tokens' attention logits, as pairs of the first token's
+        offset into M and the logits (H, C, n). `heads` lists the query heads; None stands for
+        all."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
@@ -264,16 +265,16 @@ class Step:
         return apply_soft_cap(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields logits summed over heads in blocks, each as the offset of its first token into M
+        """Yields blocks of logits summed over heads, as pairs of the first token's offset into M
         and the sums (C, n), by equation (6) if the layer has reduced keys, else by equation (3)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
-                yield at - self.low, q @ join_key_heads(keys).float().T
+                yield at - self.low, q @ concat_key_heads(keys).float().T
             return
         known: Projection | None = None
-        for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
+        for at, features in self.store.get_reduced_blocks(self.low, self.high, block):
             here = self.projection.get_projection_of_key(at)
             if here is not known:  # another document's
                 known, reduced = here, here.queries(q)

@@ -1,4 +1,4 @@
-"""Window sizes, the state of one question, and the chunks into which a forward call is cut.
+"""Has a method's window sizes and the state of a question, and cuts forward calls into chunks.
 
 This module does not import torch, so that presets are checked quickly.
 """
@@ -27,8 +27,7 @@ class QuestionAndText:
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the result of `compute` for a key, such as an index of the documents, which is
-        computed once and shared by all layers and later questions."""
+        """Returns the result of `compute`, which is called once for each key."""
         if key not in self.results:
             self.results[key] = compute()
         value: T = self.results[key]
@@ -36,7 +35,7 @@ class QuestionAndText:
 
 
 class Phase(Enum):
-    """The kind of a forward call, which decides which of its chunks select middle tokens."""
+    """The kind of a forward call, by which it is decided which chunks select middle tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""
@@ -52,7 +51,7 @@ class SurveyPassComplete(Exception):
 
 @dataclass
 class QueryState:
-    """The state of one turn, which is a question with its answer, shared by all layers.
+    """The state of one question and its answer, which all layers share.
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;
@@ -138,36 +137,36 @@ class Window:
         """Whether a chunk that begins at position `chunk_start` attends to all cached tokens."""
         return chunk_start <= self.full_attention_limit
 
-    def cut_call_into_chunks(
-        self, reading_mode: str, call_start: int, call_stop: int, turn_state: QueryState
+    def split_forward_call(
+        self, reading_mode: str, call_start: int, call_stop: int, query_state: QueryState
     ) -> Iterator[TokenChunk]:
         """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
         `chunk` tokens, of which only the first may be shorter."""
         count, size = call_stop - call_start, self.chunk
-        if turn_state.surveying and not self.has_full_attention(call_start):
+        if query_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.
             size = count
-        asking = turn_state.phase is Phase.QUESTION
-        answer_start = turn_state.answer_start
+        asking = query_state.phase is Phase.QUESTION
+        answer_start = query_state.answer_start
         answering = asking and (answer_start is None or call_start >= answer_start)
-        decoding = count == 1 and (answering or turn_state.phase is Phase.AUTO)
+        decoding = count == 1 and (answering or query_state.phase is Phase.AUTO)
         low, high = call_start, call_start + (count - 1) % size + 1
         while low < call_stop:
-            last = turn_state.phase is Phase.AUTO and high == call_stop
+            last = query_state.phase is Phase.AUTO and high == call_stop
             select = asking or reading_mode == "select" or last
             yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: TokenChunk, turn_state: QueryState) -> int:
+    def count_local_tokens(self, chunk: TokenChunk, query_state: QueryState) -> int:
         """Returns the number of tokens right before a chunk that the chunk attends to in any case.
 
-        An answer has full attention if its question has, even if the answer grows past `dense`, so
-        that the document does not drop out of view in mid-answer. If `ending` is set, the local
-        tokens are the last `ending` tokens before the turn, and the turn's own tokens."""
+        If a question has full attention, the whole answer has full attention, however long it
+        grows. If `ending` is set, the local tokens are the last `ending` tokens of the documents,
+        and all earlier tokens of the question and the answer."""
         start = chunk.start
-        if self.has_full_attention(start) or (chunk.decoding and turn_state.dense):
+        if self.has_full_attention(start) or (chunk.decoding and query_state.dense):
             return start
-        turn = turn_state.turn_start if turn_state.phase is Phase.QUESTION else None
+        turn = query_state.turn_start if query_state.phase is Phase.QUESTION else None
         if turn is None or self.ending is None or start < turn:
             return min(self.local, start)
         return min(start, start - turn + self.ending)

@@ -1,1 +1,1 @@
-"""Evaluates attention methods by self-tests and benchmarks, calibrates them, and checks plugins."""
+"""Tests attention methods by self-tests and benchmarks, fits projections, and checks plugins."""

@@ -1,4 +1,4 @@
-"""Checks whether the parts and recipes of a plugin conform to the plugin interface."""
+"""Checks the selectors, scores, compressors, position encodings and methods of a plugin."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention import parts
-from esa_cli.attention.algebra import fuse_attention, join_key_heads
+from esa_cli.attention.algebra import concat_key_heads, fuse_attention
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.kernels import compute_reference_attention
 from esa_cli.attention.rope import FixedFrequencyRotaryModule, Rope
-from esa_cli.attention.selection import SumScore
+from esa_cli.attention.selection import LogitSum
 from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import QueryState, QuestionAndText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
@@ -32,8 +32,8 @@ Checks = Iterator[str]
 
 
 @dataclass(frozen=True)
-class CheckResult:
-    """The result of one check of a plugin's part or recipe."""
+class PluginCheckResult:
+    """The result of one check of a plugin's class or method."""
 
     check: str
     passed: bool
@@ -41,7 +41,7 @@ class CheckResult:
 
 
 class _CheckFailure(Exception):
-    """Says which required property a plugin's part or recipe lacks."""
+    """Says why a plugin's class or method fails a check."""
 
 
 def _require(condition: bool | Tensor, failure_reason: str) -> None:
@@ -55,7 +55,7 @@ def _require_type(value_name: str, value: Any, expected_type: Any, smallest: int
     _require(is_valid, f"{value_name} is {value!r}, not {wanted}")
 
 
-def _require_numbers(name: str, tensor: Any, *shape: int, smallest: float = -torch.inf) -> None:
+def _require_tensor(name: str, tensor: Any, *shape: int, smallest: float = -torch.inf) -> None:
     is_tensor = isinstance(tensor, Tensor)
     is_shaped = is_tensor and tensor.shape == shape and tensor.dtype != torch.bool
     kind = f"{tensor.dtype} {tuple(tensor.shape)}" if is_tensor else type(tensor).__name__
@@ -72,41 +72,41 @@ def _prefix_failures_with_case(case_name: str) -> Iterator[None]:
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        raise _CheckFailure(f"{case_name}: {describe_failure(error)}") from error
+        raise _CheckFailure(f"{case_name}: {describe_check_failure(error)}") from error
 
 
-def describe_failure(error: BaseException) -> str:
+def describe_check_failure(error: BaseException) -> str:
     """Describes why a check failed, or which error the plugin's code raised."""
     return str(error) if isinstance(error, _CheckFailure) else f"raised {describe_error(error)}"
 
 
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded_width: int = 32
-) -> list[CheckResult]:
-    """Checks a plugin's part, such as a selector, or a recipe if the kind is `method`. Stops at the
-    first failure. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
+) -> list[PluginCheckResult]:
+    """Checks a plugin's class, such as a selector, or a method if the kind is `method`, until a
+    check fails. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(
-            f"plugins have no kind of part {kind!r}", suggest_name(kind, [*SUITES, "method"])
+            f"a plugin cannot register the kind {kind!r}", suggest_name(kind, [*SUITES, "method"])
         )
-    checks = check_recipe(name)
+    checks = check_method_settings(name)
     if kind in SUITES:
-        registry.find_part_class(kind, name)
-        checks = check_part(kind, name, options or {}, folded_width)
-    findings: list[CheckResult] = []
+        registry.find_registered_class(kind, name)
+        checks = check_class(kind, name, options or {}, folded_width)
+    findings: list[PluginCheckResult] = []
     try:
         for check_name in checks:
-            findings.append(CheckResult(check_name, True, ""))
+            findings.append(PluginCheckResult(check_name, True, ""))
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        findings[-1] = CheckResult(findings[-1].check, False, describe_failure(error))
+        findings[-1] = PluginCheckResult(findings[-1].check, False, describe_check_failure(error))
     return findings
 
 
-def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[CheckResult]]:
-    """Loads a plugin file, and checks every part and recipe that the file registers, with default
+def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginCheckResult]]:
+    """Loads a plugin file, and checks every class and method that the file registers, with default
     settings. Raises PluginError: the file is missing, does not run, or registers only readers."""
     kinds = (*SUITES, registry.RECIPES.kind)
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
@@ -118,15 +118,15 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[CheckResul
     return {pair: check(*pair) for pair in pairs}
 
 
-def check_part(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
-    """Builds a plugin's part from settings, and runs the checks for the kind of part."""
+def check_class(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
+    """Makes an object of a plugin's class, and runs all checks for the kind, such as `selector`."""
     yield "builds a frozen dataclass of its base class"
-    cls: Any = registry.find_part_class(kind, name)
+    cls: Any = registry.find_registered_class(kind, name)
     base, suite = SUITES[kind]
     _require(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures_with_case(f"check({kind!r}, {name!r}, options)"):
-        part = registry.build_part(kind, {**options, "name": name})
+        part = registry.build_method_part(kind, {**options, "name": name})
     yield from suite(part, folded_width) if suite is check_compressor else suite(part)
 
 
@@ -143,17 +143,17 @@ STEPS: dict[str, dict[str, Any]] = {
 """The arguments of `make_step` in each test case, by the case's name."""
 
 
-def _check_part_on_random_steps(
-    call_part: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
+def _check_on_random_steps(
+    compute_results: Callable[..., list[Tensor]], step_cases: dict[str, dict[str, Any]]
 ) -> None:
-    """Fails if a part gives invalid or varying results on random steps, or changes a step."""
+    """Fails if a selector or score gives other results for equal inputs, or changes an input."""
     first: dict[str, list[Tensor]] = {}
     for case in (*step_cases, *reversed(step_cases)):  # shows state kept from other steps
         options = dict(step_cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
         with _prefix_failures_with_case(case):
-            results = [row.clone() for row in call_part(step, **given)]
+            results = [row.clone() for row in compute_results(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
             _require(alike, "equal steps give different results")
@@ -165,7 +165,7 @@ def _check_part_on_random_steps(
 def _collect_step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
-    pairs = store.reduced_key_blocks(0, store.reduced_key_count) if store.reduced_key_count else ()
+    pairs = store.get_reduced_blocks(0, store.reduced_key_count) if store.reduced_key_count else ()
     reduced = torch.cat([torch.empty(0), *(block for _, block in pairs)])
     return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
 
@@ -174,7 +174,7 @@ def check_selector(selector: parts.Selector) -> Checks:
     """Checks that a plugin's selector selects only middle tokens, and no more than allowed."""
     observe = selector.observe if selector.is_observer else None
 
-    def select_and_check(step: Step, budget: int = BUDGET) -> list[Tensor]:
+    def select_and_check_offsets(step: Step, budget: int = BUDGET) -> list[Tensor]:
         allowed = selector.allowance(step, budget)
         _require_type("allowance", allowed, int)
         out: Any = selector.select(step, allowed)
@@ -200,13 +200,13 @@ def check_selector(selector: parts.Selector) -> Checks:
     yield "valid results on random steps"
     cases = {case: {**options, "observe": observe} for case, options in STEPS.items()}
     cases |= {f"budget {n}": {"budget": n, "observe": observe} for n in (0, 1)}
-    _check_part_on_random_steps(select_and_check, {**cases, "nothing observed": {}})
+    _check_on_random_steps(select_and_check_offsets, {**cases, "nothing observed": {}})
     yield "works after the store is cropped"
     step = make_step(observe=observe)
-    select_and_check(step)
+    select_and_check_offsets(step)
     for tokens in (8, 60, 50):  # one chunk, half of the document, nearly all other tokens
         step = advance(step, removed_tokens=tokens)
-        select_and_check(step)
+        select_and_check_offsets(step)
 
 
 def check_score(score: parts.Score) -> Checks:
@@ -215,7 +215,7 @@ def check_score(score: parts.Score) -> Checks:
     def score_random_step(step: Step) -> list[Tensor]:
         out: Any = score.scores(step)
         finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
-        _require_numbers("scores", finite, step.middle)
+        _require_tensor("scores", finite, step.middle)
         _require(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
         return [out]
 
@@ -229,7 +229,7 @@ def check_score(score: parts.Score) -> Checks:
         maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
         for dtype in (torch.float32, torch.bfloat16):
             cases[f"reduced keys, {dtype}"] = {"score": score, "projection": maps, "dtype": dtype}
-    _check_part_on_random_steps(score_random_step, cases)
+    _check_on_random_steps(score_random_step, cases)
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
     near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
@@ -239,10 +239,10 @@ def check_score(score: parts.Score) -> Checks:
 def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
     """Checks the projections of a compressor that is fitted to random queries and keys."""
 
-    def make_random_matrix(rows: int, seed: int) -> Tensor:
-        return torch.randn(rows, folded_width, generator=torch.Generator().manual_seed(seed))
+    def make_random_matrix(row_count: int, seed: int) -> Tensor:
+        return torch.randn(row_count, folded_width, generator=torch.Generator().manual_seed(seed))
 
-    def fit_on_random_tokens(max_tokens: int) -> Any:
+    def fit_to_random_tokens(max_tokens: int) -> Any:
         moments, twin = parts.Moments(), parts.Moments()
         if count := min(compressor.fit_tokens, max_tokens):
             for each in (moments, twin):
@@ -259,7 +259,7 @@ def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
     yield "valid projections"
     for limit in (5, 4096):
         with _prefix_failures_with_case(f"fitted on at most {limit} tokens"):
-            first, again = fit_on_random_tokens(limit), fit_on_random_tokens(limit)
+            first, again = fit_to_random_tokens(limit), fit_to_random_tokens(limit)
             if first is None and again is None:  # a compressor may leave the keys whole
                 continue
             for rows in ((1, 1), (8, 100), (40, 3)):
@@ -275,8 +275,8 @@ def _check_projection_results(projection: Any, equal_projection: Any, q: Tensor,
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
     _require(untouched, "the projection changed its arguments")
-    _require_numbers("queries", queries, len(q), keys.shape[-1])
-    _require_numbers("keys", keys, len(k), queries.shape[-1])
+    _require_tensor("queries", queries, len(q), keys.shape[-1])
+    _require_tensor("keys", keys, len(k), queries.shape[-1])
     # A step's queries are float32, and meet the reduced keys.
     wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
     alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
@@ -315,8 +315,8 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
             with _prefix_failures_with_case(f"{count} queries from {start}"):
-                _require_numbers("factors", factors, count, smallest=1e-30)
-                _require_numbers("the last factor alone", alone, 1, smallest=1e-30)
+                _require_tensor("factors", factors, count, smallest=1e-30)
+                _require_tensor("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
                 _require(same, "the last factor is different when alone")
     yield "frequencies (D / 2,)"
@@ -328,7 +328,7 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         _require(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
             with _prefix_failures_with_case(f"D = {dim}, {length} tokens"):
-                _require_numbers("frequencies", first[0], dim // 2, smallest=0)
+                _require_tensor("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
                 _require(is_factor, f"the factor is {first[1]!r}, not a number above 0")
                 _require(torch.equal(first[0], again[0]), "frequencies differ the second time")
@@ -352,8 +352,8 @@ def _check_encoded_positions(
     for (name, keys), out, other in zip(names, first, again, strict=True):
         is_valid = isinstance(out, Positions)
         _require(is_valid, f"{name} returns a {type(out).__name__}, not Positions")
-        _require_numbers(f"{name} queries", out.query, chunk_tokens, smallest=0)
-        _require_numbers(f"{name} keys", out.key, keys, smallest=0)
+        _require_tensor(f"{name} queries", out.query, chunk_tokens, smallest=0)
+        _require_tensor(f"{name} keys", out.key, keys, smallest=0)
         same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
         _require(same, f"the {name} positions are different the second time")
     query, key = first[1].query, first[1].key
@@ -375,24 +375,24 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "a short document": (8192, (64, 1024, 1024, 512), 100),
     "an unknown length": (8192, (64, 1024, 1024, 512), 0),
 }  # fmt: skip
-"""Test cases of a recipe: the model's trained window; I, k, L and C; the document's tokens."""
+"""Test cases of a method: the model's trained window; I, k, L and C; the document's tokens."""
 
 
-def check_recipe(name: str) -> Checks:
-    """Checks that a recipe gives valid settings in several cases, and the same settings twice."""
+def check_method_settings(name: str) -> Checks:
+    """Checks that a method has valid settings for several presets, and always the same settings."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _prefix_failures_with_case(case):
             settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
             settings["position"] = {"name": "esa", "distance": context // 2}
             base = Preset(name="base", model="any", **settings)
-            first, again = (resolved_preset.apply_method(name, base, length) for _ in range(2))
+            first, again = (resolved_preset.replace_method(name, base, length) for _ in range(2))
             resolved_preset.resolve_preset(first)
             _require(first == again, "the settings are different the second time")
 
 
 Observe = Callable[[Step], None]
-PLAIN = SumScore()
+PLAIN = LogitSum()
 
 
 def make_step(
@@ -402,7 +402,7 @@ def make_step(
     parts.Score = PLAIN, projection: Projection | None = None, observe: Observe | None = None,
     has_text: bool = True,
 ) -> Step:  # fmt: skip
-    """Makes a step of attention with random queries, keys and values, the same for equal arguments.
+    """Makes a `Step` with random queries, keys and values, which are equal for equal arguments.
 
     Args:
         observe: a selector's method that is called for every chunk before the step's chunk."""
@@ -438,7 +438,7 @@ def advance(
     step: Step, new_tokens: int = 8, *, decoding: bool = False, removed_tokens: int = 0, observe:
     Observe | None = None,
 ) -> Step:  # fmt: skip
-    """Makes the step of attention that follows a step, with random tokens."""
+    """Makes a `Step` for random tokens that follow the tokens of an earlier step."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(make_step_for_observe(step))
@@ -459,7 +459,7 @@ def advance(
 
 
 def make_step_for_observe(step: Step) -> Step:
-    """Makes the step that a selector's method `observe` gets, for the chunk of a given step."""
+    """Returns a copy of a step as a selector's method `observe` gets it, with the log-sum-exp."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
@@ -471,7 +471,8 @@ def make_step_for_observe(step: Step) -> Step:
 
 
 def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
-    """Copies a step for another chunk, given the chunk's queries and first position."""
+    """Returns a copy of a `Step` for another chunk, with the queries and the start of that
+    chunk."""
     local = min(step.local, chunk_start)
     high = chunk_start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)
@@ -481,4 +482,4 @@ def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
 def _append_reduced_keys(step: Step) -> None:
     if step.projection is not None:
         for _, keys in step.store.key_blocks(step.store.reduced_key_count, step.high):
-            step.store.append_reduced_keys(step.projection.keys(join_key_heads(keys)))
+            step.store.append_reduced_keys(step.projection.keys(concat_key_heads(keys)))

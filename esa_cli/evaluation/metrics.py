@@ -58,16 +58,16 @@ def split_bare_words(text: str) -> list[str]:
     return [word for word in words if word not in ("a", "an", "the")]
 
 
-def compute_right_number_share(output: str, gold: str) -> float:
+def compute_share_of_right_numbers(output: str, gold: str) -> float:
     """Returns the share of the output's numbers that equal the right number."""
     numbers = re.findall(r"\d+", output)
     return numbers.count(gold) / len(numbers) if numbers else 0.0
 
 
-def compute_right_paragraph_share(output: str, gold: str) -> float:
+def compute_share_of_right_paragraph_numbers(output: str, gold: str) -> float:
     """Returns the share of the output's numbers that equal the right paragraph's number."""
     number = re.search(r"Paragraph (\d+)", gold)
-    return compute_right_number_share(output, number[1]) if number else 0.0
+    return compute_share_of_right_numbers(output, number[1]) if number else 0.0
 
 
 def score_named_classes(output: str, gold: str, classes: Sequence[str]) -> float:
@@ -105,7 +105,7 @@ def cut_to_first_line(output: str) -> str:
     return output.lstrip("\n").split("\n")[0]
 
 
-def compute_found_answer_share(output: str, answers: Sequence[str]) -> float:
+def compute_share_of_found_answers(output: str, answers: Sequence[str]) -> float:
     """Returns the share of the right answers that the output contains in any letter case."""
     text = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
@@ -123,7 +123,7 @@ def score_first_number(output: str, gold: str) -> float:
     return float(match is not None and float(match[0]) == float(gold))
 
 
-def score_contained_word(output: str, gold: str) -> float:
+def score_contained_gold_word(output: str, gold: str) -> float:
     """Returns 1 if the right answer is one of the output's words, and else 0."""
     return float(gold in _replace_punctuation(output, "\n:\"'.,?!{}").split())
 
@@ -144,7 +144,7 @@ def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
     return None
 
 
-def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
+def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
     """Returns 1 if the output of a multiple-choice task starts with a right option's letter, or
     names a right option's text or letter as the answer."""
     text = output.strip()
@@ -194,7 +194,7 @@ def parse_star_counts(output: str, max_counts: int) -> set[int]:
 def score_star_counts(
     output: str, answers: Sequence[str], mistaken_counts: Sequence[int] | None
 ) -> float:
-    """Returns the mean score of the right counts of stars that an output of Counting-Stars lists.
+    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars.
 
     Args:
         mistaken_counts: None in the searching task, in which a listed right count scores 1. In the
@@ -209,6 +209,6 @@ def score_star_counts(
     return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)
 
 
-def compute_keyword_share(output: str, keywords: Sequence[str]) -> float:
+def compute_share_of_found_keywords(output: str, keywords: Sequence[str]) -> float:
     """Returns the share of keywords that the output contains in the same letter case."""
     return sum(keyword in output for keyword in keywords) / len(keywords)

@@ -1,8 +1,6 @@
 """Asks questions of self-tests and benchmarks, and adds a row for each answer to a JSON Lines file.
 
-A stopped run can be resumed, since questions that have a row in the file are not asked again, and
-documents whose questions all have rows are not read again.
-"""
+A stopped run can be resumed, since questions that have a row in the file are not asked again."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ class DocumentQuestions:
 
 
 def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> bool:
-    """Says whether the journal already has the result row of a question. Raises UsageError: the
-    row belongs to another document or to other settings."""
+    """Says whether the result file already has a row for a question. Raises UsageError: the row
+    belongs to another document or to other settings."""
     row = journal.find_row_with_same_key(question_fields)
     if row is None:
         return False
@@ -52,17 +50,17 @@ def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> 
     return True
 
 
-def answer_questions(
+def ask_unanswered_questions(
     documents: Iterable[DocumentQuestions], journal: ResultsFile, *, deadline: float | None = None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
+    on_result_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
     Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Asks the questions that have no row in the journal, and adds a result row for each answer.
+    """Asks the questions that have no row in the result file, and appends a row for each answer.
     Returns False if the deadline passed before all questions were asked.
 
     Args:
         deadline: a time of `time.monotonic`, after which no further question is asked.
-        on_row: a function that is called with each new row.
+        on_result_row: a function that is called with each new row.
         on_left_out: a function that is called with each question that is too long; without the
             function, such a question ends the run with a LengthError.
 
@@ -95,5 +93,5 @@ def answer_questions(
                 return False
             row = {**question.fields, **question.ask()}
             journal.add_row(row)
-            on_row(row)
+            on_result_row(row)
     return True

@@ -17,16 +17,15 @@ from esa_cli.system.progress import Progress
 
 
 class TextAnswerer:
-    """Answers questions from the relevant passages of one text, as `esa ask` does, after emptying
-    the session's KV cache. Raises PresetError, ModelError: the preset's adapter or finder is
-    missing or does not fit."""
+    """Answers questions from the relevant passages of one text, as `esa ask` does. Raises
+    PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
 
     book: Book  # the text that was ingested last, with its index
     nbytes: int  # number of bytes of the token index of the text that was ingested last
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
-        self._reset_session()
+        self._empty_session_cache()
         model = session.model
         loaded = LoadedModel(
             text_model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
@@ -34,7 +33,7 @@ class TextAnswerer:
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
-    def _reset_session(self) -> None:
+    def _empty_session_cache(self) -> None:
         self.session.empty_cache()
         self.session.use_preset(self.preset)
 
@@ -43,10 +42,10 @@ class TextAnswerer:
         assert self._esa.spans is not None
         self._esa.spans.check_length(question, max_new_tokens)
 
-    def ingest_text(self, text: str, progress: Progress | None = None) -> float:
+    def index_text(self, text: str, progress: Progress | None = None) -> float:
         """Indexes a text for later questions, and returns the seconds that this took."""
         started = time.perf_counter()
-        self._reset_session()
+        self._empty_session_cache()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.get_passage_finder(self._esa.add_token_ranges([book]))
         if progress is not None and not book.read:
@@ -57,7 +56,7 @@ class TextAnswerer:
     def ask(
         self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question, with all passages that the model read as the reply's evidence. Raises
+        """Answers a question; the reply's evidence is all passages that the model read. Raises
         LengthError, UsageError, as `check_question_length`.
 
         Args:

@@ -1,10 +1,10 @@
 """The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
-A token's score is the highest BM25 for the question's words (Robertson et al., Okapi at TREC-3,
-1994) of the windows that contain the token. The whole text is cut into windows of `window` tokens,
-one of which begins every half window. The score `bm25` uses neither queries nor keys. The method
-`bm25` has the window size, share, prompt and positions of `esa-consensus`, so that a comparison
-with `esa-consensus` compares only how windows are found."""
+A token's score is the highest BM25 score (Robertson et al., Okapi at TREC-3, 1994) of a window with
+the token for the question's words. The whole text is cut into windows of `window` tokens, one of
+which begins every half window. The score `bm25` uses neither queries nor keys. The method `bm25`
+has the windows, prompt and positions of `esa-consensus`, so that a comparison of both methods
+compares only how windows are found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import PresetSizes, recipe, register
 from esa_cli.system.text import (
     Bm25Index,
     detect_language,
@@ -55,7 +55,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns for each token the question's BM25 score of the best window with the token."""
+        """Returns for each token the question's highest BM25 score of a window with the token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.compute_scores(known)
@@ -69,8 +69,8 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """A score that gives each token the BM25 of the question's words in the best window that
-    contains the token, or 0 if the text is unknown.
+    """A score that gives each token the highest BM25 score of a window with the token for the
+    question's words, or 0 if the text is unknown.
 
     Args:
         window: tokens of a window, even.
@@ -110,6 +110,6 @@ class Bm25Score(Score):
     source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
     cost=f"M once a question, + {ATTENDED}",
 )
-def build_bm25_settings(preset: Base) -> dict[str, Any]:
+def build_bm25_settings(preset: PresetSizes) -> dict[str, Any]:
     score = {"name": "bm25", "window": 64, "layers": "first"}
     return {**build_esa_consensus_settings(preset), "score": score}

@@ -1,8 +1,8 @@
-"""Selection of whole windows of tokens by the sum of the scores of all layers so far.
+"""Selects whole windows of tokens by the sum of the scores of the current and all earlier layers.
 
-In a small model few layers find a passage in a long document, and other layers would use the
-passage, so each layer selects by the sum of its own scores and those of earlier layers. The tokens
-of an answer reuse the last layer's selection, and so does the second pass of a question.
+In a small model only few layers find the relevant passage of a long document, so each layer adds
+the scores of all earlier layers to its own scores. The second pass of a question and the tokens of
+an answer reuse the last layer's selection.
 
 The selector `fused-consensus` adds a second score, such as BM25, after standardising both scores,
 so that a score without clear winners does not outvote the other."""
@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, require_minimum
+from esa_cli.attention.parts import Score, Selector, require_at_least
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import PresetSizes, recipe, register
 from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
+def average_over_windows(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
     """Averages scores (n, M) over windows of tokens, one of which begins every `stride` tokens."""
     return functional.avg_pool1d(scores, window_size, stride)
 
@@ -38,8 +38,8 @@ def find_centred_window_start(centre: Tensor, window_size: int, middle_count: in
 
 
 def select_windows(scores: Tensor, budget: int, window_size: int, min_share: float = 0) -> Tensor:
-    """Returns ascending offsets, at most `budget`, of the windows of tokens with the highest mean
-    scores, except windows with less than `min_share` times the best mean."""
+    """Selects the windows with the highest mean scores, except windows with less than `min_share`
+    times the best mean. Returns ascending offsets of at most `budget` tokens."""
     window_size = min(window_size, budget, scores.shape[0])
     if window_size < 1:
         return torch.arange(0, device=scores.device)
@@ -47,7 +47,7 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(budget // window_size):
-        means = average_window_scores(left[None], window_size)[0]
+        means = average_over_windows(left[None], window_size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
@@ -78,7 +78,7 @@ class SummedLayerScores:
 
 
 @dataclass
-class ConsensusState:
+class LayerScoresState:
     """The layer scores of one question and its answer, which a `LayerSumSelector` sums.
 
     Args:
@@ -91,7 +91,8 @@ class ConsensusState:
 
 @dataclass(frozen=True)
 class LayerSumSelector(Selector):
-    """Base class of selectors that use the sum of the scores of the layers so far.
+    """Base class of selectors that add the scores of all earlier layers to those of the current
+    layer.
 
     If `rounds` is 2, the question passes through the model twice, and in the second pass every
     layer selects by the scores that all layers had in the first pass."""
@@ -110,19 +111,19 @@ class LayerSumSelector(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    def new_turn_state(self) -> ConsensusState:
-        return ConsensusState()
+    def new_turn_state(self) -> LayerScoresState:
+        return LayerScoresState()
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        turn: ConsensusState = step.turn_state(self)
+        turn: LayerScoresState = step.turn_state(self)
         if turn.surveyed is not None:
-            return self._reuse_selection(turn.surveyed, step, budget)
+            return self._select_by_scores(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
         if earlier:
-            return self._reuse_selection(layer_scores[max(earlier)], step, budget)
+            return self._select_by_scores(layer_scores[max(earlier)], step, budget)
         before = layer_scores.get(step.start)
         if before is None or before.layer >= step.layer:
             before = None
@@ -143,18 +144,17 @@ class LayerSumSelector(Selector):
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
-        turn: ConsensusState = step.turn_state(self)
+        turn: LayerScoresState = step.turn_state(self)
         last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
         scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
-    def after_survey(self, turn: ConsensusState | None) -> ConsensusState:
+    def after_survey(self, turn: LayerScoresState | None) -> LayerScoresState:
         layer_scores = turn.layer_scores if turn else {}
-        return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
+        return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Returns the tokens that earlier scores select, which all layers and later tokens
-        share."""
+    def _select_by_scores(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
+        """Returns the middle tokens with the best `earlier` scores, without scoring them again."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
@@ -165,14 +165,14 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class LayerConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far,
-    except windows that score less than `share` times the best window."""
+    """Selects windows of `passage` tokens by the scores summed over the current and all earlier
+    layers, except windows that score less than `share` times the best window."""
 
     passage: int = 64
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        require_minimum(1, passage=self.passage)
+        require_at_least(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -190,7 +190,7 @@ class LayerConsensusSelector(LayerSumSelector):
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_settings(preset: Base) -> dict[str, Any]:
+def build_esa_consensus_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
@@ -211,7 +211,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = average_window_scores(finite[None], min(window_size, scores.shape[0]))[0]
+    means = average_over_windows(finite[None], min(window_size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)
@@ -229,12 +229,12 @@ class FusedConsensusSelector(LayerConsensusSelector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(0, weight=self.weight)
-        registry.build_part("score", {"name": self.second})
+        require_at_least(0, weight=self.weight)
+        registry.build_method_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        words: Score = registry.build_part("score", {"name": self.second}).for_single_layers()
-        second = standardise_scores(words.scores(step), self.passage)
+        words: Score = registry.build_method_part("score", {"name": self.second})
+        second = standardise_scores(words.for_single_layers().scores(step), self.passage)
         both = standardise_scores(scores, self.passage) + self.weight * second.to(scores.device)
         return super().select_best_tokens(both, step, budget)
 
@@ -245,7 +245,7 @@ class FusedConsensusSelector(LayerConsensusSelector):
     source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_bm25_settings(preset: Base) -> dict[str, Any]:
+def build_esa_consensus_bm25_settings(preset: PresetSizes) -> dict[str, Any]:
     whole = build_esa_consensus_settings(preset)
     fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
     score = {key: value for key, value in whole["score"].items() if key != "heads"}

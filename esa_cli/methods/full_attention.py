@@ -1,9 +1,10 @@
 """Full attention, and position encodings for documents longer than a model's trained window.
 
 For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
-by s (Chen et al., 2023), `yarn` only slow ones (Peng et al., 2023), and `ntk` multiplies the rotary
-base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary base grows with the number of
-cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su, 2023).
+by s (Chen et al., 2023), and `yarn` only slow frequencies (Peng et al., 2023). For head dimension
+D, `ntk` multiplies the rotary base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary
+base grows with the cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su,
+2023).
 
 Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
 keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
@@ -12,18 +13,17 @@ compares with NTK without saying whether the base is fixed, as in `ntk`, or dyna
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector, require_minimum
+from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, Settings, recipe, register
 
 ROOM = 256
 """Number of tokens for the prompt, the question and the answer."""
@@ -108,7 +108,7 @@ class InterpolatedPositions(StretchedPositions):
 @register("position", "ntk", about="true positions, a larger rotary base")
 @dataclass(frozen=True)
 class NtkPositions(StretchedPositions):
-    """True positions with a rotary base enlarged for a text `factor` times the trained window."""
+    """True positions with a larger rotary base, for texts `factor` times the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return _compute_frequencies_of_larger_base(inverse, self.factor), factor
@@ -123,7 +123,7 @@ class DynamicNtkPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(1, trained=self.trained)
+        require_at_least(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         find_rotary_base(inverse)  # refuses a model at once, not in mid-document
@@ -136,11 +136,11 @@ class DynamicNtkPositions(StretchedPositions):
 @register("position", "yarn", about="true positions, slow frequencies stretched")
 @dataclass(frozen=True)
 class YarnPositions(StretchedPositions):
-    """True positions at YaRN's frequencies for a text `factor` times the trained window.
+    """True positions with YaRN's frequencies, for texts `factor` times the trained window.
 
-    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`, where gamma falls from 1 at the
-    dimension that turns `beta_fast` times in `trained` tokens to 0 at that which turns `beta_slow`
-    times. Cosines and sines are multiplied by 0.1 ln `factor` + 1, as in the YaRN paper."""
+    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`. gamma_i falls linearly from 1
+    for dimensions that turn `beta_fast` times in `trained` tokens to 0 for `beta_slow` turns.
+    Cosines and sines are multiplied by 0.1 ln `factor` + 1."""
 
     trained: int = 8192
     beta_fast: float = 32.0
@@ -148,7 +148,7 @@ class YarnPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_minimum(1, trained=self.trained)
+        require_at_least(1, trained=self.trained)
         if not self.beta_fast >= self.beta_slow > 0:
             raise ValueError(
                 f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
@@ -195,7 +195,7 @@ class ReRopePositions(FixedDistancePositions):
     trained: int = 0
 
     def __post_init__(self) -> None:
-        require_minimum(1, distance=self.distance)
+        require_at_least(1, distance=self.distance)
         if self.trained < 0 or self.trained == 1:
             raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
 
@@ -210,21 +210,21 @@ class ReRopePositions(FixedDistancePositions):
 
 
 def _register_full_attention(
-    name: str, about: str, source: str, build_position_settings: Callable[[Base], dict[str, Any]]
+    name: str, about: str, source: str, build_position_settings: Settings
 ) -> None:
-    """Registers a recipe of full attention with a position encoding."""
+    """Registers a method of full attention with a position encoding."""
 
-    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+    def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
         return {**everything, "position": build_position_settings(preset)}
 
     cost = "H C N D: every cached token is attended to"
     about = f"full attention{about}"
-    recipe(name, about=about, source=source, cost=cost, full=True)(build_recipe_settings)
+    recipe(name, about=about, source=source, cost=cost, full=True)(build_method_settings)
 
 
-def _compute_stretch_factor(preset: Base) -> float:
-    """Returns how many trained windows hold the document and the question, rounded up."""
+def _compute_stretch_factor(preset: PresetSizes) -> float:
+    """Returns the length of document and question as a number of trained windows, rounded up."""
     taken = preset.length + ROOM if preset.length else 0
     return float(max(1, math.ceil(taken / preset.context)))
 

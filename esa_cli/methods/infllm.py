@@ -1,12 +1,11 @@
 """The method InfLLM (Xiao et al., arXiv 2402.04617), which selects whole blocks of middle tokens.
 
 A block's representatives are, for each head, the unrotated keys that received most attention while
-their tokens were local or current, at true distances. A block's score is the sum over heads of the
-mean over queries of q · K, where K is the mean of the representatives and q is rotated to the
-position encoding's `distance`. InfLLM selects the blocks with the highest scores that fit the
-budget, and the middle tokens after the last whole block. Unlike in InfLLM's published code, the
-preset decides chunks and windows, and a block without received attention is represented by the mean
-of all its keys."""
+their tokens were local or current. A block's score is the sum over heads of the mean over queries
+of q · K, where K is the mean of the representatives and q is rotated to the position encoding's
+`distance`. InfLLM selects the blocks with the highest scores that fit the budget, and the middle
+tokens after the last whole block. Unlike in InfLLM's published code, the preset decides chunks and
+windows, and a block without received attention is represented by the mean of all its keys."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import apply_soft_cap
-from esa_cli.attention.parts import Selector, require_minimum
+from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import TOKENS_AT_ONCE, KeyBlockCache, list_block_tokens
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
 from esa_cli.storage.memory_store import GrowingRowMatrix
 
 KEPT_CHUNKS = 8
@@ -80,7 +79,8 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Retains the first `length` tokens, without the attention from later tokens, if known."""
+        """Removes the tokens from position `length` on and, if known, the attention that other
+        tokens received from the removed tokens."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -89,17 +89,18 @@ class ReceivedAttention:
             for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def get_received_attention(self, start: int, stop: int) -> Tensor:
-        """Returns the attention (stop - start, H) that the tokens [start, stop) received."""
-        out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
-        known = min(stop, self.rows.length)
-        if known > start:
-            out[: known - start] = self.rows.get_row_range(start, known)
+    def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
+        """Returns the sums (n, H) of the attention weights that n tokens from `first_position` on
+        received."""
+        out = torch.zeros(end_position - first_position, self.rows.width, device=self.rows.device)
+        known = min(end_position, self.rows.length)
+        if known > first_position:
+            out[: known - first_position] = self.rows.get_row_range(first_position, known)
         return out
 
 
 @dataclass
-class InfLLMState(LayerState):
+class InfLLMLayerState(LayerState):
     """The attention that a layer's tokens received, and the representative keys of blocks of
     tokens."""
 
@@ -123,13 +124,13 @@ class InfLLMSelector(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        require_minimum(1, block=self.block, representatives=self.representatives)
+        require_at_least(1, block=self.block, representatives=self.representatives)
 
-    def new_layer_state(self) -> InfLLMState:
-        return InfLLMState()
+    def new_layer_state(self) -> InfLLMLayerState:
+        return InfLLMLayerState()
 
     def observe(self, step: Step) -> None:
-        state: InfLLMState = step.layer_state(self)
+        state: InfLLMLayerState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRowMatrix(step.queries.shape[0], torch.float32, step.queries.device)
             state.mass = ReceivedAttention(rows)
@@ -151,7 +152,7 @@ class InfLLMSelector(Selector):
         """Returns the scores (n,) of the n whole blocks of middle tokens."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
-        state: InfLLMState = step.layer_state(self)
+        state: InfLLMLayerState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
         def average_block_keys(first_token: int, block_count: int) -> Tensor:
@@ -170,12 +171,12 @@ class InfLLMSelector(Selector):
         return torch.cat(scores)
 
     def _average_representative_keys(
-        self, keys: Tensor, received_attention: Tensor | None, heads: int
+        self, keys: Tensor, received_attention: Tensor | None, head_count: int
     ) -> Tensor:
-        """Returns mean representatives (n, H * D) of n blocks of keys (G, n, block, D), by the
-        attention (n * block, H) that the keys received."""
+        """Returns for n blocks of keys (G, n, block, D) the means (n, H * D) of the keys that
+        received most attention."""
         groups, count, size, dim = keys.shape
-        share = heads // groups
+        share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
         if (r := received_attention) is None:
             return mean.transpose(0, 1).flatten(1)
@@ -195,7 +196,7 @@ class InfLLMSelector(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def build_infllm_settings(preset: Base) -> dict[str, Any]:
+def build_infllm_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
     position = {"name": "infllm", "distance": max(preset.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
@@ -204,7 +205,7 @@ def build_infllm_settings(preset: Base) -> dict[str, Any]:
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
-    """Places all far tokens at the distance of the farthest local token, near tokens in order."""
+    """Places far tokens at the distance of the farthest local token, and near tokens in order."""
 
     distance: int = 4095
 

@@ -1,6 +1,6 @@
-"""Registers the parts in `attention/`, and the method of the ESA paper as the recipe `esa`.
+"""Registers the classes in `attention/`, and the ESA paper's method under the name `esa`.
 
-The recipe `esa` sets selector, score and position encoding; windows and compressor come from the
+The method `esa` sets selector, score and position encoding; windows and compressor come from the
 preset."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from esa_cli.attention.positions import (
     FixedDistancePositions,
     TruePositions,
 )
-from esa_cli.attention.selection import SumScore, TopKSelector
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.attention.selection import LogitSum, TopKSelector
+from esa_cli.methods.registry import PresetSizes, recipe, register
 
 PAPER = (
     "Wang et al., Unshackling Context Length: An Efficient Selective Attention Approach through "
@@ -30,7 +30,7 @@ ATTENDED = "2 F (I + K + L)"
 """The cost of attention in one step if all heads share the selection."""
 
 
-def choose_far_distance(preset: Base) -> int:
+def choose_far_distance(preset: PresetSizes) -> int:
     """Returns the distance w of far tokens: three quarters of the model's trained window."""
     return preset.context * 3 // 4
 
@@ -41,7 +41,7 @@ def choose_far_distance(preset: Base) -> int:
     source=PAPER,
     cost=f"R M + {ATTENDED}",
 )
-def build_esa_settings(preset: Base) -> dict[str, Any]:
+def build_esa_settings(preset: PresetSizes) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},
@@ -66,7 +66,7 @@ for kind, name, part, about, cost, source in (
      ROTATED, "Wu et al., TokenSelect, arXiv 2411.02886"),
     ("position", "true", TruePositions, "every token at its position in the document", ROTATED,
      "Su et al. 2021, RoFormer, arXiv 2104.09864"),
-    ("score", "sum", SumScore, "summed over heads, then maximum over queries",
+    ("score", "sum", LogitSum, "summed over heads, then maximum over queries",
      "R M with a compressor, F M without", f"{PAPER}, Eqs. (3)-(4)"),
     ("selector", "topk", TopKSelector, "tokens with the best scores, with their neighbours",
      "the score's, and M", f"{PAPER}, Eq. (8)"),

@@ -1,13 +1,13 @@
-"""Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
+"""The methods Quest and Loki, which select tokens for each query head by approximate logits.
 
-Each head makes one selection for all queries of a chunk, by equation (4) of the ESA paper for this
-head alone. Quest (Tang et al., arXiv 2406.10774) bounds a page's logits by the sum over dimensions
-d of max(q_d max k_d, q_d min k_d), with max and min over the page's keys k, and selects the pages
-with the highest bounds that fit the budget. Loki (Singhania et al., arXiv 2406.02542) computes
-logits in the first principal directions of the keys, and attends exactly to the k best tokens.
+Each head makes one selection for all queries of a chunk, by the head's own scores in equation (4)
+of the ESA paper. Quest (Tang et al., arXiv 2406.10774) selects the pages with the highest upper
+bounds of logits. A page's bound is the sum over dimensions d of max(q_d max k_d, q_d min k_d), with
+max and min over the page's keys k. Loki (Singhania et al., arXiv 2406.02542) computes logits in the
+first principal directions of the keys, and attends exactly to the k best tokens.
 
-Unlike the originals, esa rotates q to the far distance, leaves keys unrotated, selects tokens for
-every chunk, and fits the principal directions on the first tokens of M instead of another text."""
+Unlike the published methods, esa rotates queries to the far distance, leaves keys unrotated, and
+selects tokens for every chunk. Loki's directions are fitted to the first middle tokens."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Selector, require_minimum
-from esa_cli.attention.selection import Blocks, cache_blocks_if_few, top_k
+from esa_cli.attention.parts import Selector, require_at_least
+from esa_cli.attention.selection import Blocks, cache_scores_if_few, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
 from esa_cli.storage.memory_store import GrowingRowMatrix
 
 TOKENS_AT_ONCE = 4096
 """The number of tokens whose reduced keys or bounds are computed at once."""
 
 
-def select_by_head(
+def select_for_each_head(
     compute_blocks: Callable[[], Blocks], queries: Tensor, candidate_count: int, budget: int
 ) -> list[Tensor]:
     """Returns, for each head, the ascending indices (budget,) of the best tokens or pages.
@@ -42,7 +42,7 @@ def select_by_head(
     if chunk == 1:
         parts = [block[:, 0] for _, block in compute_blocks()]
     else:
-        passes = cache_blocks_if_few(compute_blocks, heads * chunk * candidate_count)
+        passes = cache_scores_if_few(compute_blocks, heads * chunk * candidate_count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -51,7 +51,7 @@ def select_by_head(
 
 
 def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int) -> Tensor:
-    """Returns the offsets (K,) of the middle tokens in ascending blocks (n,) of tokens."""
+    """Returns the offsets (K,) of the middle tokens in the blocks with ascending indices (n,)."""
     offsets = torch.arange(block_size, device=block_indices.device)
     tokens = block_indices[:, None] * block_size + offsets
     return tokens[tokens < middle_count]
@@ -59,10 +59,9 @@ def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int)
 
 @dataclass
 class KeyBlockCache(LayerState):
-    """A cache of numbers computed from the keys of whole blocks of `size` tokens from `low` on.
+    """A cache of numbers that were computed from the keys of each whole block of `size` tokens.
 
-    A block's numbers remain valid until the block, or one of the `lookahead` tokens after the
-    block, is cropped, because M begins at the same token in every step and grows at its end."""
+    A block's numbers are valid until the block or one of the next `lookahead` tokens is cropped."""
 
     low: int = 0
     size: int = 0
@@ -77,8 +76,8 @@ class KeyBlockCache(LayerState):
         self, step: Step, block_size: int, block_width: int,
         compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Computes the missing numbers of M's whole blocks by `compute_blocks(first token, count)`,
-        and returns all cached numbers."""
+        """Computes the numbers of the middle tokens' whole blocks that are not cached yet, and
+        returns the numbers of all whole blocks."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
             rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)
@@ -104,8 +103,8 @@ class QuestSelector(Selector):
     dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        require_minimum(1, page=self.page)
-        require_minimum(0, dense_layers=self.dense_layers)
+        require_at_least(1, page=self.page)
+        require_at_least(0, dense_layers=self.dense_layers)
 
     def new_layer_state(self) -> KeyBlockCache:
         return KeyBlockCache()
@@ -118,7 +117,7 @@ class QuestSelector(Selector):
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
-        chosen = select_by_head(
+        chosen = select_for_each_head(
             lambda: self._compute_page_bounds(step, bounds),
             step.queries,
             pages,
@@ -127,15 +126,15 @@ class QuestSelector(Selector):
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
-        """Returns the largest and smallest numbers (pages, G * 2 D) of each whole page's keys."""
+        """Returns the largest and smallest key components (n, G * 2 D) of n whole pages."""
 
-        def find_extremes(first_token: int, page_count: int) -> Tensor:
+        def find_extremes_of_pages(first_token: int, page_count: int) -> Tensor:
             keys = step.store.span(first_token, first_token + page_count * self.page)[0]
             return find_page_extremes(keys, self.page)
 
         rows: KeyBlockCache = step.layer_state(self)
         return rows.extend_cache(
-            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes
+            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes_of_pages
         )
 
     def _compute_page_bounds(self, step: Step, page_extremes: GrowingRowMatrix) -> Blocks:
@@ -161,7 +160,7 @@ class QuestSelector(Selector):
 
 
 def find_page_extremes(keys: Tensor, page_size: int) -> Tensor:
-    """Returns the largest and smallest numbers (n, G * 2 D) in n pages of keys (G, n * page, D)."""
+    """Returns each component's largest and smallest value (n, G * 2 D) in n pages of keys."""
     pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)
@@ -177,7 +176,7 @@ class PrincipalDirections:
 
 
 @dataclass
-class LokiState(LayerState):
+class LokiLayerState(LayerState):
     """The principal directions of a layer's keys, and the keys projected on these directions."""
 
     settings: tuple[int, int] | None = None
@@ -213,10 +212,10 @@ class LokiSelector(Selector):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        require_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
-    def new_layer_state(self) -> LokiState:
-        return LokiState()
+    def new_layer_state(self) -> LokiLayerState:
+        return LokiLayerState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """Returns the offsets (K,) of middle tokens for each query head."""
@@ -228,9 +227,9 @@ class LokiSelector(Selector):
             keys = step.store.span(first_token, first_token + token_count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
-        state: LokiState = step.layer_state(self)
+        state: LokiLayerState = step.layer_state(self)
         reduced = state.keys.extend_cache(step, 1, step.store.heads * basis.shape[2], project_keys)
-        return select_by_head(
+        return select_for_each_head(
             lambda: self._compute_reduced_logits(step, basis, reduced),
             step.queries,
             step.middle,
@@ -238,8 +237,8 @@ class LokiSelector(Selector):
         )
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
-        """Returns principal directions (G, D, r) of keys, fitted anew if M or settings change."""
-        state: LokiState = step.layer_state(self)
+        """Returns the principal directions (G, D, r) of keys, fitted anew for new settings."""
+        state: LokiLayerState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
         settings, directions = (rank, self.fit_tokens), state.directions
@@ -251,26 +250,26 @@ class LokiSelector(Selector):
         return directions.basis
 
     def _compute_reduced_logits(
-        self, step: Step, directions: Tensor, projected: GrowingRowMatrix
+        self, step: Step, directions: Tensor, projected_keys: GrowingRowMatrix
     ) -> Blocks:
         """Yields logits of projected keys, as pairs of an offset into M and logits (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ directions
-        for at, rows in projected.iterate_row_blocks(
+        for at, rows in projected_keys.iterate_row_blocks(
             0, step.middle, choose_tokens_per_block(heads * chunk)
         ):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 
 
-def _register_head_recipe(
+def _register_per_head_method(
     name: str, about: str, source: str, cost: str, selector_options: dict[str, Any]
 ) -> None:
-    """Registers a recipe of a selector that attends to all far tokens at one distance."""
+    """Registers a method that selects for each head, with far tokens at one distance."""
 
-    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+    def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {
             "selector": {"name": name, **selector_options},
             **OWN_SCORE,
@@ -282,14 +281,14 @@ def _register_head_recipe(
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
         "as keys of all heads are loaded for each query head"
     )
-    recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
+    recipe(name, about=about, source=source, cost=cost)(build_method_settings)
 
 
-_register_head_recipe(
+_register_per_head_method(
         "quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
         "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
         "arXiv 2406.10774", "2 F M / 16", {"page": 16, "dense_layers": 0})  # fmt: skip
-_register_head_recipe("loki",
+_register_per_head_method("loki",
         "tokens for each head, by logits in the first principal directions of its keys",
         "Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
         "F M / 4", {"rank": None, "fit_tokens": 2048, "rotate": True})  # fmt: skip

@@ -1,6 +1,7 @@
-"""Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
+"""Loads plugins (built-in methods, installed packages, files), and writes an example plugin file.
 
-A plugin is loaded once per process, and never because a preset names a part of the plugin."""
+A plugin is loaded once per process. A preset that names a class of a plugin does not load the
+plugin."""
 
 from __future__ import annotations
 
@@ -139,8 +140,8 @@ def fill_plugin_template(name: str) -> str:
             f"{name!r} cannot name a method",
             f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
-    if name in registry.list_part_names("selector"):
-        origin = registry.find_part_origin("selector", name)
+    if name in registry.list_class_names("selector"):
+        origin = registry.find_origin_file("selector", name)
         raise PluginError(
             f"a selector {name!r} already exists, from {origin}", "choose another name"
         )

@@ -1,9 +1,9 @@
-"""Registries of recipes and of parts (selectors, scores, compressors, positions) by name.
+"""Registers selectors, scores, compressors, position encodings and whole methods by name.
 
-A part is a frozen dataclass, whose fields are settings of a preset. A recipe is a whole published
-method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
-This module does not import torch, so that presets are checked quickly.
-"""
+Selectors, scores, compressors and position encodings, the parts of a method, are frozen
+dataclasses, whose fields a preset sets. A recipe returns the settings of a whole method, with the
+preset's token budget I + K + L, so that methods can be compared. This module does not import torch,
+so that presets are checked quickly."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ RESERVED = {"preset": "the preset as it is", "text": "answers from text"}
 T = TypeVar("T", bound=type)
 
 
-class RegisteredPart(NamedTuple):
-    """A class of a method's part, registered by kind and name, with its cost in the letters of
-    docs/plugins.md. By default, `about` is the docstring's first line, and `source` and `cost` are
-    those of the recipe of the same name or of the first recipe in the same file.
+class RegisteredClass(NamedTuple):
+    """A registered class of selectors, scores, compressors or position encodings.
 
     Args:
         about: by default the first line of the class's docstring.
@@ -47,12 +45,12 @@ class RegisteredPart(NamedTuple):
     cost: str
     cls: type
 
-    def get_text_dict(self) -> dict[str, str]:
-        """Returns all fields of a registered part except the class, which is no text."""
+    def make_dict_without_class(self) -> dict[str, str]:
+        """Returns all fields except the class, as a dictionary of texts."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
-PARTS: dict[str, PluginRegistry[RegisteredPart]] = {kind: PluginRegistry(kind) for kind in KINDS}
+PARTS: dict[str, PluginRegistry[RegisteredClass]] = {kind: PluginRegistry(kind) for kind in KINDS}
 
 
 def register(
@@ -61,7 +59,7 @@ def register(
     """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
     Raises PluginError: the kind is unknown, the class is no dataclass, or the name is taken."""
 
-    def register_class(cls: T) -> T:
+    def register_part_class(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", suggest_name(kind, KINDS)
@@ -76,10 +74,10 @@ def register(
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
-        PARTS[kind].add(name, RegisteredPart(kind, name, about or summary, source, cost, cls), cls)
+        PARTS[kind].add(name, RegisteredClass(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
-    return register_class
+    return register_part_class
 
 
 def _refuse_reserved_method_name(name: str) -> None:
@@ -91,21 +89,21 @@ def _refuse_reserved_method_name(name: str) -> None:
         )
 
 
-def list_part_names(kind: str) -> list[str]:
-    """Returns the sorted names of all registered parts of a kind, such as `selector`."""
+def list_class_names(kind: str) -> list[str]:
+    """Returns the sorted names of all registered classes of a kind, such as `selector`."""
     return sorted(PARTS[kind])
 
 
-def find_part_origin(kind: str, name: str) -> str:
-    """Returns the module or plugin file that registered a part."""
+def find_origin_file(kind: str, name: str) -> str:
+    """Returns the module or plugin file that registered the class `name` of a kind."""
     return PARTS[kind].find_module(name)
 
 
-def list_method_parts() -> list[RegisteredPart]:
-    """Returns all registered parts, sorted by kind and name, each with its source and cost."""
+def list_registered_classes() -> list[RegisteredClass]:
+    """Returns all registered classes, sorted by kind and name, with their sources and costs."""
     found = []
-    for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
-        where = find_part_origin(part.kind, part.name)
+    for part in (PARTS[kind][name] for kind in KINDS for name in list_class_names(kind)):
+        where = find_origin_file(part.kind, part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -115,15 +113,15 @@ def list_method_parts() -> list[RegisteredPart]:
     return found
 
 
-def find_part_class(kind: str, name: str) -> type:
+def find_registered_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, list_part_names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, list_class_names(kind)))
     return PARTS[kind][name].cls
 
 
-def build_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the part of a method that `options['name']` names, with the other options as fields.
+def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
+    """Makes an object of the class that `options['name']` names, with the other options as fields.
 
     Raises:
         PresetError: a name or field is unknown, or the class refuses a value.
@@ -132,8 +130,8 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     name = fields.pop("name", None)
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_part_names(kind))}")
-    cls = find_part_class(kind, name)
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_class_names(kind))}")
+    cls = find_registered_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
         if key not in known:
@@ -160,8 +158,8 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
 
 
-class Base(NamedTuple):
-    """The settings of a preset from which a recipe computes its own settings.
+class PresetSizes(NamedTuple):
+    """Window sizes, lengths and position encoding from which a method's settings are computed.
 
     Args:
         window: the token budget. context: number of tokens in the model's trained window.
@@ -183,16 +181,19 @@ class Base(NamedTuple):
         return {"selected": 0, "local": self.window.selected + self.window.local}
 
 
+Base = PresetSizes
+"""The name by which plugins import the class."""
+
 OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
 """Settings for selectors that score by themselves; `vote` needs no reduced keys."""
 
-Settings = Callable[[Base], dict[str, Any]]
+Settings = Callable[[PresetSizes], dict[str, Any]]
 LAID = ("window", "selector", "score", "compressor", "position", "reading")
 """Settings that a recipe may set; model, prompt and trained window stay for a comparison."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MethodRecipe:
     """A method by name, with a function `settings` that returns the method's settings for a preset.
 
     Args:
@@ -209,44 +210,46 @@ class Recipe:
     origin: str
 
 
-RECIPES: PluginRegistry[Recipe] = PluginRegistry("method")
+RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
 
 
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Returns a decorator that registers a function, which returns a method's settings, as a
-    recipe. Raises PluginError: the name is taken or reserved."""
+    """Returns a decorator that registers a function as a method, whose settings the function
+    returns. Raises PluginError: the name is taken or reserved."""
     _refuse_reserved_method_name(name)
 
-    def register_function(settings: Settings) -> Settings:
-        whole = Recipe(name, about, source, cost, settings, full, get_defining_module(settings))
+    def register_settings_function(settings: Settings) -> Settings:
+        whole = MethodRecipe(
+            name, about, source, cost, settings, full, get_defining_module(settings)
+        )
         RECIPES.add(name, whole, settings)
         return settings
 
-    return register_function
+    return register_settings_function
 
 
-def list_recipes() -> list[Recipe]:
-    """Returns every recipe, built in or from a plugin, sorted by name."""
+def list_methods() -> list[MethodRecipe]:
+    """Returns every registered method, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
-def find_recipe(name: str) -> Recipe:
-    """Returns the recipe of this name, or a recipe that only sets the selector of this name. Raises
+def find_method(name: str) -> MethodRecipe:
+    """Returns the method of this name, or a method that only sets the selector of this name. Raises
     UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
-    selectors = list_part_names("selector")
+    selectors = list_class_names("selector")
     if name not in selectors:
         hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+    def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
-    about, where = "the preset's settings with this selector", find_part_origin("selector", name)
-    return Recipe(name, about, where, "", build_recipe_settings, False, where)
+    about, where = "the preset's settings with this selector", find_origin_file("selector", name)
+    return MethodRecipe(name, about, where, "", build_method_settings, False, where)
 
 
 # Hashes of plugin files and of setting files, so that documents of earlier contents are not reused.
@@ -255,7 +258,7 @@ _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def hash_plugin_sources(method: Method) -> dict[str, str]:
-    """Returns hashes of the plugin files that define the method's parts, by kind of part.
+    """Returns hashes of the plugin files that a method's classes come from, by kind of class.
 
     A class defined in an interactive session has no file and gets a random name instead."""
     hashes = {}
@@ -269,13 +272,12 @@ def hash_plugin_sources(method: Method) -> dict[str, str]:
 
 
 def find_kind_without_source_file(method: Method) -> str:
-    """Returns the kind of a method's first part whose class has no source file, or an empty
-    text."""
+    """Returns the first kind, such as `selector`, whose class has no source file, or ""."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 
-def hash_file_settings(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
-    """Replaces the file paths in the settings of one part by hashes of the files' contents.
+def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
+    """Replaces file paths in the settings of a class by hashes of the files' contents.
 
     Args:
         files: paths of files that the part loads besides that of the setting `file`. Files that no

@@ -1,7 +1,7 @@
 """The methods InfiniRetri and ReContext, which select whole sentences.
 
-InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the tokens with the highest sum
-of the last layer's attention weights over heads, the question's tokens and the tokens of a phrase.
+InfiniRetri (Ye et al., arXiv 2502.12962) sums the last layer's attention weights over heads, the
+question's tokens and the tokens of a phrase, and selects the sentences of the best tokens.
 InfiniRetri as published has phrases of 8 tokens, and selects the sentences of the best 300 tokens.
 InfiniRetri as published passes the text through the model in pieces, together with the sentences
 selected so far; in esa the question passes once after the stored document.
@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, require_minimum
-from esa_cli.attention.selection import cache_blocks_if_few
+from esa_cli.attention.parts import Score, require_at_least
+from esa_cli.attention.selection import cache_scores_if_few
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import LayerSumSelector, build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import PresetSizes, recipe, register
 
 SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
 TOKENS_WITHOUT_TEXT = 32
@@ -51,13 +51,13 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
+    sentence may be selected in part. A token with the lowest score does not select its sentence."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
 
     def __post_init__(self) -> None:
-        require_minimum(1, tokens=self.tokens)
+        require_at_least(1, tokens=self.tokens)
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         bounds = self._find_sentence_bounds(step)
@@ -97,7 +97,7 @@ def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
 
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")
 @dataclass(frozen=True)
-class PhraseScore(Score):
+class PhraseAttentionScore(Score):
     """A score that sums attention weights over all heads, the question's tokens and short phrases.
 
     Args:
@@ -109,13 +109,13 @@ class PhraseScore(Score):
     layers: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:
-        require_minimum(1, phrase=self.phrase)
+        require_at_least(1, phrase=self.phrase)
 
     @property
     def rotates(self) -> bool:
         return True
 
-    def for_single_layers(self) -> PhraseScore:
+    def for_single_layers(self) -> PhraseAttentionScore:
         return replace(self, layers="all")
 
     def scores(self, step: Step) -> Tensor:
@@ -126,7 +126,7 @@ class PhraseScore(Score):
         if own is not None and bool(own.any()):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
-        passes = cache_blocks_if_few(partial(step.head_logits, True), heads * chunk * step.middle)
+        passes = cache_scores_if_few(partial(step.head_logits, True), heads * chunk * step.middle)
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
@@ -141,7 +141,7 @@ class PhraseScore(Score):
     "arXiv 2502.12962; the stored KV cache in place of a second prefill",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_infiniretri_settings(preset: Base) -> dict[str, Any]:
+def build_infiniretri_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "sentences", "tokens": 300, "rounds": 2}
     score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
     return {**build_esa_consensus_settings(preset), "selector": selector, "score": score}
@@ -154,7 +154,7 @@ def build_infiniretri_settings(preset: Base) -> dict[str, Any]:
     "arXiv 2607.02509; the stored KV cache in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_recontext_settings(preset: Base) -> dict[str, Any]:
+def build_recontext_settings(preset: PresetSizes) -> dict[str, Any]:
     whole = build_esa_consensus_settings(preset)
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {

@@ -1,13 +1,15 @@
-"""The methods StreamingLLM and LM-Infinite, which select no middle tokens, or some for each head.
+"""The method StreamingLLM, which selects no middle tokens, and two variants of LM-Infinite.
 
 The method `streaming-llm` (Xiao et al., arXiv 2309.17453) attends to the initial and the last K + L
 tokens, numbered as one text. The method `lm-infinite` (Han et al., arXiv 2308.16137) attends to the
-same tokens, with the initial ones at distance L. The method `lm-infinite-topk` also selects, for
-each query head in layers from `first_layer` on, the k middle tokens with the highest logits for the
-chunk's last query, at a distance of at most half the trained window.
+initial and the last K + L tokens, too, with the initial tokens at distance L. The method
+`lm-infinite-topk` also selects, for each query head in layers from `first_layer` on, the k middle
+tokens with the highest logits for the chunk's last query, at a distance of at most half the trained
+window.
 
-The preset decides I, L and k, so that methods are compared at one budget. Unlike in the originals,
-local tokens move by whole chunks, and tokens that are no longer local remain cached."""
+The preset sets the numbers of tokens I, L and k, so that methods are compared at one budget. Unlike
+in the published methods, local tokens move by whole chunks, and tokens that are no longer local
+remain cached."""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import PositionEncoding, Selector, require_minimum
+from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least
 from esa_cli.attention.positions import FixedDistancePositions, make_consecutive_positions
 from esa_cli.attention.step import Positions, Step
-from esa_cli.methods.per_head import select_by_head
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.per_head import select_for_each_head
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
 
 LM_INFINITE = (
     "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
@@ -31,8 +33,8 @@ FAR_DISTANCE = 2048
 """The distance w of middle tokens in the original LM-Infinite."""
 
 
-def _build_settings_without_middle_tokens(preset: Base, position_name: str) -> dict[str, Any]:
-    """Returns a recipe's settings that spend the whole budget on initial and local tokens."""
+def _make_settings_without_middle_tokens(preset: PresetSizes, position_name: str) -> dict[str, Any]:
+    """Returns a method's settings that spend the whole budget on initial and local tokens."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position_name}}
     return {"window": preset.local_only(), **parts, "reading": "local"}
 
@@ -44,8 +46,8 @@ def _build_settings_without_middle_tokens(preset: Base, position_name: str) -> d
     "arXiv 2309.17453",
     cost="2 F (I + L), L taking the whole budget",
 )
-def build_streaming_llm_settings(preset: Base) -> dict[str, Any]:
-    return _build_settings_without_middle_tokens(preset, "contiguous")
+def build_streaming_llm_settings(preset: PresetSizes) -> dict[str, Any]:
+    return _make_settings_without_middle_tokens(preset, "contiguous")
 
 
 @recipe(
@@ -54,8 +56,8 @@ def build_streaming_llm_settings(preset: Base) -> dict[str, Any]:
     source=LM_INFINITE,
     cost="2 F (I + L), L taking the whole budget",
 )
-def build_lm_infinite_settings(preset: Base) -> dict[str, Any]:
-    return _build_settings_without_middle_tokens(preset, "lm-infinite")
+def build_lm_infinite_settings(preset: PresetSizes) -> dict[str, Any]:
+    return _make_settings_without_middle_tokens(preset, "lm-infinite")
 
 
 @recipe(
@@ -65,7 +67,7 @@ def build_lm_infinite_settings(preset: Base) -> dict[str, Any]:
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
     "as keys of all heads are loaded for each query head",
 )
-def build_lm_infinite_topk_settings(preset: Base) -> dict[str, Any]:
+def build_lm_infinite_topk_settings(preset: PresetSizes) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
     distance, initial = min(FAR_DISTANCE, preset.context // 2), preset.window.initial
     position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
@@ -86,7 +88,7 @@ class LastQuerySelector(Selector):
     count: int | None = None
 
     def __post_init__(self) -> None:
-        require_minimum(0, first_layer=self.first_layer, count=self.count)
+        require_at_least(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """Returns offsets (K,) of middle tokens for each head, or none below `first_layer`."""
@@ -96,7 +98,7 @@ class LastQuerySelector(Selector):
         if count == 0 or count >= step.middle:
             return torch.arange(min(count, step.middle), device=step.queries.device)
         last = replace(step, queries=step.queries[:, -1:])
-        return select_by_head(
+        return select_for_each_head(
             lambda: last.head_logits(rotate=True), last.queries, step.middle, count
         )
 
@@ -104,13 +106,14 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places the `initial` tokens right beyond the local ones, other far tokens at `distance`."""
+    """Places the `initial` tokens right beyond the local tokens, and other far tokens at
+    `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
 
     def __post_init__(self) -> None:
-        require_minimum(0, distance=self.distance, initial=self.initial)
+        require_at_least(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         return make_consecutive_positions(local, chunk)

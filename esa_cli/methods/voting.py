@@ -1,13 +1,12 @@
 """The score `vote`, which normalises each head's logits over the middle tokens.
 
 Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
-score's recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads) and
-`tokenselect`.
+methods `esa-vote`, `esa-individual` (the paper's ablation) and `tokenselect` use the score.
 
-The recipe `tokenselect` selects the k middle tokens m with the highest sum over heads h of
-softmax_m(q_h · k_g(h),m), where q_h is the mean of the chunk's queries at their positions and keys
-are unrotated. Unlike the published code of TokenSelect, esa scores a query head with the key head
-that it attends with, caches no selection, and takes windows, chunk and k from the preset."""
+The method `tokenselect` takes the mean of a chunk's rotated queries, and in each head the softmax
+of the dot products with the unrotated keys of middle tokens. The k tokens with the highest sum over
+heads are selected. Unlike the published code of TokenSelect, esa caches no selection, and takes
+windows, chunk and k from the preset."""
 
 from __future__ import annotations
 
@@ -19,34 +18,33 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, Selector, require_minimum, require_odd
-from esa_cli.attention.selection import SumScore, cache_blocks_if_few, proximity, top_k
+from esa_cli.attention.parts import Score, Selector, require_at_least, require_odd
+from esa_cli.attention.selection import LogitSum, cache_scores_if_few, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, build_esa_settings
-from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
 def combine_heads(
-    logits: Tensor, normaliser: Tensor, rule: str, masks: tuple[Tensor, Tensor] | None = None
+    logits: Tensor, normaliser: Tensor, rule: str, query_masks: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). If `masks` (C,)
-    are given, the scores of the second mask's queries are subtracted from those of the first
-    mask's."""
+    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). With two
+    `query_masks` (C,), scores by the second mask's queries are subtracted."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
-    if masks is None:
+    if query_masks is None:
         return heads.amax(dim=0)
-    own, around = masks
+    own, around = query_masks
     return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises each head's logits over M before it combines heads and queries.
+    """A score that normalises each head's logits over middle tokens, and then combines heads.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
@@ -75,7 +73,7 @@ class VoteScore(Score):
             raise ValueError(f"score.rule must be max if normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
             raise ValueError(f"score.rule must be softmax if contrast is on, got {self.rule!r}")
-        require_minimum(0, shortlist=self.shortlist)
+        require_at_least(0, shortlist=self.shortlist)
 
     @property
     def features(self) -> bool:
@@ -98,21 +96,21 @@ class VoteScore(Score):
             return torch.zeros(step.middle, device=step.queries.device)
         masks = self._make_question_and_prompt_masks(step)
         if 0 < self.shortlist < step.middle:
-            chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
+            chosen = top_k(LogitSum(rotate=self.rotate).scores(step), self.shortlist)
             logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
             out = torch.full((step.middle,), -torch.inf, device=logits.device)
-            total = self._share_between_heads(self._compute_normaliser(logits))
+            total = self._merge_normalisers_of_heads(self._compute_normaliser(logits))
             out[chosen] = combine_heads(logits, total, self.rule, masks)
             return out
         heads, chunk, _ = step.queries.shape
         heads = heads if chosen_heads is None else len(chosen_heads)
         blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = cache_blocks_if_few(blocks, heads * chunk * step.middle)
+        passes = cache_scores_if_few(blocks, heads * chunk * step.middle)
         total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
             total = join(total, self._compute_normaliser(logits))
-        total = self._share_between_heads(total)
+        total = self._merge_normalisers_of_heads(total)
         return torch.cat([combine_heads(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
@@ -140,8 +138,8 @@ class VoteScore(Score):
         """Returns the numbers (H, C) by which logits (H, C, n) are normalised over the n tokens."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _share_between_heads(self, normaliser: Tensor) -> Tensor:
-        """Returns normalisers (H, C), or their maximum (1, C) if all heads share one maximum."""
+    def _merge_normalisers_of_heads(self, normaliser: Tensor) -> Tensor:
+        """Returns normalisers (H, C), or their maximum (1, C) if `normalise` is `query`."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
@@ -151,7 +149,7 @@ class VoteScore(Score):
     source=f"{PAPER}; its ablation over heads",
     cost=f"F M + {ATTENDED}",
 )
-def build_esa_individual_settings(preset: Base) -> dict[str, Any]:
+def build_esa_individual_settings(preset: PresetSizes) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
     return {**build_esa_settings(preset), "score": vote}
 
@@ -162,7 +160,7 @@ def build_esa_individual_settings(preset: Base) -> dict[str, Any]:
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )
-def build_esa_vote_settings(preset: Base) -> dict[str, Any]:
+def build_esa_vote_settings(preset: PresetSizes) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
     topk = {"name": "topk", "proximity": 1}
     return {**build_esa_settings(preset), "selector": topk, "score": vote}
@@ -198,6 +196,6 @@ class TokenSelectSelector(Selector):
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",
 )
-def build_tokenselect_settings(preset: Base) -> dict[str, Any]:
+def build_tokenselect_settings(preset: PresetSizes) -> dict[str, Any]:
     parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
     return {**parts, **OWN_SCORE, "reading": "select"}

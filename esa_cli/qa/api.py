@@ -120,13 +120,13 @@ class Esa:
 
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
-        from esa_cli.qa.ingestion.ingest import ProgressRelay
+        from esa_cli.qa.ingestion.ingest import IngestProgressRelay
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
         from esa_cli.qa.presets.preset import load_preset
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
         given = [] if model is None else [f"model={json.dumps(model)}"]
-        choice = None
+        choice, events = None, IngestProgressRelay(progress)
         if reader is not None:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
@@ -135,7 +135,7 @@ class Esa:
             chosen = choose_answer_source(chosen)
         return cls.from_checked_preset(
             check_before_loading(chosen, place, method=method, document_tokens=length),
-            library=library, keep=keep, rows=rows, reader=choice, events=ProgressRelay(progress),
+            library=library, keep=keep, rows=rows, reader=choice, events=events,
         )  # fmt: skip
 
     @classmethod
@@ -195,7 +195,7 @@ class Esa:
         return min(self.preset.context, longest or self.preset.context)
 
     def run_without_method(self) -> AbstractContextManager[None]:
-        """A context in which the model runs without the method, as after `suspend_method`."""
+        """A `with` context in which the model computes its own attention without ESA's method."""
         return nullcontext() if self._session is None else self._session.attachment.suspend_method()
 
     @property
@@ -205,7 +205,7 @@ class Esa:
 
     @property
     def name(self) -> str:
-        """The name of the preset's model, as it is shown to people."""
+        """The name of the preset's model, for display."""
         return models.parse_reference(self.preset.model).name
 
     @property
@@ -226,8 +226,8 @@ class Esa:
         return tokens
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
-        """A context in which `on_step` is called before each layer of the model. Exceptions raised
-        in `on_step` end the ingest or answer and are passed on; the model stays usable."""
+        """A `with` context in which `on_step` is called before each layer of the model. An
+        exception in `on_step` ends the ingest or the answer, and is raised to the caller."""
         from esa_cli.models.text_passes.model_forward import call_before_each_layer
 
         return call_before_each_layer(self.loaded.text_model, on_step)
@@ -235,7 +235,7 @@ class Esa:
     def find(self, document: Document) -> Book | None:
         """Opens a document that the library has stored with this model, or returns None. Raises
         LibraryError: the stored document is damaged."""
-        return self.documents.open_if_stored(document)
+        return self.documents.open_document_if_stored(document)
 
     def stored(self, entry: LibraryEntry) -> Book:
         """Opens the document of a library entry, even if the document's file is gone. Raises
@@ -243,8 +243,8 @@ class Esa:
         return self.documents.open_stored_entry(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a document for questions from the library, or else with its words alone; ingests
-        it if the preset answers from the KV cache. Raises the errors of `ingest`."""
+        """Opens a stored document. A document that is not stored is ingested if the preset answers
+        from the KV cache; else only its words are searched. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open_for_questions(source)
 
@@ -287,7 +287,7 @@ class Esa:
         from esa_cli.qa.reading.reader import SamplingParams
 
         started, first = time.perf_counter(), list[float]()
-        books = _drop_duplicate_books(books, "ask about")
+        books = _drop_duplicate_documents(books, "ask about")
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -313,7 +313,7 @@ class Esa:
         limits = choose_sampling_options(self.preset.generation, *options)
         sampling = SamplingParams(*limits, seed)
         asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
-        passages = self._find_and_read_passages(question, placed, history)
+        passages = self._rank_passages_for_question(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
@@ -339,12 +339,11 @@ class Esa:
         self.session.open(prefilled)
         self._cached = list(books)
 
-    def _find_and_read_passages(
+    def _rank_passages_for_question(
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
         from esa_cli.qa.answering.question_form import expand_ellipsis, find_referenced_turn
-        from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
         whole = expand_ellipsis(question, history)
@@ -353,7 +352,9 @@ class Esa:
             finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
             found = self.search.find_passages_to_read(whole, books, count, earlier)
             unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
-            return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
+            return self.spans.rank_passages(
+                whole, found, by_span=self.reader is None, unmentioned_share=unmentioned
+            )
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -363,7 +364,7 @@ class Esa:
         UsageError: there is no document, or the question is empty or too long."""
         self.question_tokens(question)  # raises
         with self.run_without_method():
-            placed = self.add_token_ranges(_drop_duplicate_books(books, "search"))
+            placed = self.add_token_ranges(_drop_duplicate_documents(books, "search"))
             return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
@@ -391,7 +392,7 @@ class Esa:
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
         self.spans.check_length(question, 1)
-        placed = self.add_token_ranges(_drop_duplicate_books(books, "collect from"))
+        placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():
             limits = minimum, every
             chosen = collecting.choose_passages_to_read(self.search, question, placed, *limits)
@@ -411,35 +412,35 @@ class Esa:
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """Returns an HTML page of the last answer, with evidence and with marked documents."""
+        """Returns an HTML page of the last answer, its evidence and the documents asked."""
         from esa_cli.qa.evidence import make_evidence_page
 
-        return make_evidence_page(reply, question, *self._get_last_answer_weights(books))
+        return make_evidence_page(reply, question, *self._get_token_weights_of_last_answer(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
-        """Returns a heat map of each document of the last answer, without duplicate documents.
+        """Returns a heat map of each document of the last answer; duplicate documents are left out.
         Raises UsageError: the last answer was about other documents."""
         from esa_cli.qa.evidence import make_heat_maps
 
-        return make_heat_maps(*self._get_last_answer_weights(books))
+        return make_heat_maps(*self._get_token_weights_of_last_answer(books))
 
-    def _get_last_answer_weights(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
-        """Returns the documents of the last answer, and the weights (N,) of their N tokens.
-        Raises UsageError: the last answer was about other documents."""
-        books = _drop_duplicate_books(books, "report on")
+    def _get_token_weights_of_last_answer(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+        """Returns the documents of the last answer, and the weights (N,) of their N tokens. Raises
+        UsageError: the last answer was about other documents."""
+        books = _drop_duplicate_documents(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             wrong = "a report or heat map must be about the documents of the last answer"
             raise UsageError(wrong, "ask a question about the documents first")
         return self.add_token_ranges(books), self._last[1]
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents, each with the range of its tokens among those of all."""
+        """Returns copies of documents with the range of each one's tokens among all tokens."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)
 
 
-def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
+def _drop_duplicate_documents(books: Sequence[Book], purpose: str) -> list[Book]:
     """Returns the documents without duplicate texts. Raises UsageError: there is no document."""
     from esa_cli.qa.finding.passage_finder import drop_duplicate_books
 

@@ -3,8 +3,7 @@
 The weight of a token in a layer is its attention probability times the norm of its value vector
 (Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
 of the question or the answer. Norms of value vectors are divided by their mean. Attention
-probabilities are recomputed from the `ChunkTrace` of each chunk of question and answer.
-"""
+probabilities are recomputed from the `ChunkTrace` of each chunk of question and answer."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ JOIN = 0.5
 
 
 class AttentionToTokens(NamedTuple):
-    """The attention weights of some query heads on document tokens, for one chunk in one layer.
+    """The attention of some query heads to document tokens, for one chunk of queries in a layer.
 
     Args:
         heads: which of the H. start: position of the first of the C queries.
@@ -100,7 +99,7 @@ class AttentionRecorder:
             row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def compute_attention_to_documents(self, trace: ChunkTrace) -> Iterator[AttentionToTokens]:
-        """Yields a chunk's attention to document tokens, first to selected, then to local ones."""
+        """Yields the attention of a chunk of queries to selected, then to local document tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.list_far_positions()):
@@ -115,13 +114,13 @@ class AttentionRecorder:
             yield from self._compute_token_attention(trace, NEAR, heads, at, trace.near_positions)
 
     def _compute_token_attention(
-        self, trace: ChunkTrace, cache_part: int, query_heads: range, token_indices: Tensor,
+        self, trace: ChunkTrace, cache_key: int, query_heads: range, token_indices: Tensor,
         positions: Positions,
     ) -> Iterator[AttentionToTokens]:  # fmt: skip
         """Yields the attention of blocks of queries to the document tokens at `token_indices`."""
         device, which = trace.queries.device, slice(query_heads.start, query_heads.stop)
         query, key = positions.query.to(device), positions.key[: token_indices.shape[0]].to(device)
-        keys, lengths = self._get_keys_and_value_norms(trace, cache_part, token_indices, key)
+        keys, lengths = self._get_keys_and_value_norms(trace, cache_key, token_indices, key)
         if len(query_heads) < trace.queries.shape[0]:
             group = query_heads.start * trace.store.heads // trace.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
@@ -131,7 +130,7 @@ class AttentionRecorder:
             rows = slice(low, low + step)
             logits = _compute_logits(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             limit = trace.max_distance
-            is_near = cache_part == NEAR
+            is_near = cache_key == NEAR
             if is_near and limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
                 still, _ = trace.store.gather(token_indices)
@@ -143,26 +142,26 @@ class AttentionRecorder:
             yield AttentionToTokens(query_heads, trace.start + low, token_indices, logs, lengths)
 
     def _get_keys_and_value_norms(
-        self, trace: ChunkTrace, cache_part: int, token_indices: Tensor, key_positions: Tensor
+        self, trace: ChunkTrace, cache_key: int, token_indices: Tensor, key_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values, which
         are cached because many tokens of an answer attend to the same document tokens."""
-        known = self._rotated.get((trace.layer, cache_part))
+        known = self._rotated.get((trace.layer, cache_key))
         rope, store = trace.rope, trace.store
         has_tokens = known and rope is known[0] and token_indices.equal(known[1])
         if known and has_tokens and key_positions.equal(known[2]):
             return known[3:]
         local = (int(token_indices[0]), int(token_indices[-1]) + 1)
-        keys, values = store.span(*local) if cache_part == NEAR else store.gather(token_indices)
+        keys, values = store.span(*local) if cache_key == NEAR else store.gather(token_indices)
         lengths = values.float().norm(dim=-1)
         lengths /= lengths.mean().clamp_min(1e-30)
         keys = rope.rotate(keys, key_positions)
-        self._rotated[trace.layer, cache_part] = rope, token_indices, key_positions, keys, lengths
+        self._rotated[trace.layer, cache_key] = rope, token_indices, key_positions, keys, lengths
         return keys, lengths
 
 
 def _compute_logits(queries: Tensor, keys: Tensor) -> Tensor:
-    """Multiplies queries (h, C, D) of h heads with keys (g, n, D) of g key heads."""
+    """Returns the dot products (h, C, n) of queries (h, C, D) and keys (g, n, D) of g key heads."""
     heads, chunk, dim = queries.shape
     return (queries.reshape(keys.shape[0], -1, dim) @ keys.transpose(1, 2)).view(heads, chunk, -1)
 
@@ -170,7 +169,7 @@ def _compute_logits(queries: Tensor, keys: Tensor) -> Tensor:
 def answer_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], passage_count: int, **options: Any
 ) -> tuple[Reply, Tensor]:
-    """Answers a question from the KV cache, and returns the attention weights (N,) of N tokens."""
+    """Answers a question from the KV cache; also returns the weights (N,) of N document tokens."""
     recorder = AttentionRecorder(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=recorder, **options)
     passages, found = find_evidence_passages(recorder, books, passage_count)
@@ -180,7 +179,7 @@ def answer_from_kv_cache(
 def find_evidence_passages(
     recorder: AttentionRecorder, books: Sequence[Book], passage_count: int
 ) -> tuple[tuple[Passage, ...], bool]:
-    """Returns the passages with most attention, and whether they seem to contain the answer."""
+    """Returns the passages with most attention, and whether they seem to contain an answer."""
     weights = recorder.token_weights
     total = sum(float(get_book_token_weights(book, weights).sum()) for book in books)
     evidence = tuple(
@@ -191,15 +190,15 @@ def find_evidence_passages(
 
 
 def get_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
-    """Returns the largest attention weight of a sentence in the documents, which is 1.0 if in every
-    layer some head pays all its attention to one token of a sentence."""
+    """Returns the largest attention weight of a sentence in the documents. A weight of 1.0 means
+    that in every layer some head pays all attention to one token of a sentence."""
     sentences = [_sum_sentence_weights(book, token_weights) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 
 @dataclass
 class _AttendedPassage:
-    """A passage with its attention weight and with the weight of its heaviest sentence."""
+    """A passage with its attention weight and the largest weight of its sentences."""
 
     book: int
     start: int
@@ -210,8 +209,8 @@ class _AttendedPassage:
     def try_add_sentence(
         self, book_index: int, start: int, end: int, sentence_weight: float, text: str
     ) -> bool:
-        """Adds an adjacent sentence of the same paragraph to the passage if the sentence is heavy
-        enough, and returns whether it was added."""
+        """Adds a sentence to the passage if the sentence is adjacent, in the same paragraph and has
+        enough attention weight; returns whether it was added."""
         if book_index != self.book or sentence_weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)

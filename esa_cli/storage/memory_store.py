@@ -212,9 +212,9 @@ class MemoryKVStore:
         return split_keys_and_values(rows, self.heads, self.shared)
 
     def key_blocks(
-        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+        self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        for at, rows in self._rows.iterate_row_blocks(start, stop, most):
+        for at, rows in self._rows.iterate_row_blocks(start, stop, max_tokens):
             keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
@@ -229,11 +229,11 @@ class MemoryKVStore:
             self._features.set_expected_row_count(self._expected)
         self._features.append_rows(reduced_keys)
 
-    def reduced_key_blocks(
-        self, start: int, stop: int, most: int = BLOCK
+    def get_reduced_blocks(
+        self, start: int, stop: int, max_tokens: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert self._features is not None, "the store must have reduced keys"
-        yield from self._features.iterate_row_blocks(start, stop, most)
+        yield from self._features.iterate_row_blocks(start, stop, max_tokens)
 
     def crop(self, negative_count: int) -> None:
         length = len(self) + negative_count
@@ -328,10 +328,10 @@ class KVStoreChain:
         return torch.cat([k for k, _ in kv_pairs], 1), torch.cat([v for _, v in kv_pairs], 1)
 
     def key_blocks(
-        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+        self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
-            for at, keys in store.key_blocks(low, high, most, groups):
+            for at, keys in store.key_blocks(low, high, max_tokens, groups):
                 yield at - low + begin, keys
 
     @property
@@ -341,11 +341,11 @@ class KVStoreChain:
                 return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
-    def reduced_key_blocks(
-        self, start: int, stop: int, most: int = BLOCK
+    def get_reduced_blocks(
+        self, start: int, stop: int, max_tokens: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
-            for at, features in store.reduced_key_blocks(low, high, most):
+            for at, features in store.get_reduced_blocks(low, high, max_tokens):
                 yield at - low + begin, features
 
     append = append_reduced_keys = crop = refuse_change_of_read_only_store

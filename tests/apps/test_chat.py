@@ -13,7 +13,7 @@ from asking_command import run_command
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli.commands import chat_command as chat
-from esa_cli.apps.cli.commands.chat_command import Conversation
+from esa_cli.apps.cli.commands.chat_command import DocumentChat
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ResourceError
 from esa_cli.qa.answering.reply import Turn
@@ -31,15 +31,15 @@ def asker() -> FakeAsker:
 
 
 @pytest.fixture
-def lines(asker: FakeAsker) -> Conversation:
-    return Conversation(asker, ["alpha"], ["a.txt"], Reporter(), top=3)
+def lines(asker: FakeAsker) -> DocumentChat:
+    return DocumentChat(asker, ["alpha"], ["a.txt"], Reporter(), top=3)
 
 
 def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asker = FakeAsker(room=11)  # a turn has four words: two of them, and three more
-    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
+    lines = DocumentChat(asker, ["alpha"], ["a.txt"], Reporter())
     for question in ("one", "two", "three", "four", "five"):
         lines.answer_question_or_run_command(question)
     assert asker.calls[-1]["history"] == [
@@ -51,7 +51,7 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     assert capsys.readouterr().err.count("has grown long") == 1
 
 
-def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> None:
+def test_mistakes_do_not_end_the_talk(lines: DocumentChat, asker: FakeAsker) -> None:
     mistakes = ["/evidence", "/save x.md", "/save", "/savee x", "/"]
     for line in mistakes:
         assert lines.answer_question_or_run_command(line)
@@ -68,7 +68,7 @@ def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> 
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), top=3)
+    lines = DocumentChat(asker, ["alpha"], ["b\udcff.txt"], Reporter(), top=3)
     asker.answers["two"] = "zwei\nlines"
     lines.answer_question_or_run_command("one")
     lines.answer_question_or_run_command("two")
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.gate.clear()
-    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
+    lines = DocumentChat(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
@@ -113,7 +113,7 @@ def type_lines(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *lines: str | type[BaseException]
 ) -> list[str]:
     """The questions that reach the asker when these lines are typed, or raised as by keys."""
-    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
+    talk = DocumentChat(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
     typed = iter([*lines, EOFError])
 
     def read_line(prompt: str) -> str:
@@ -123,7 +123,7 @@ def type_lines(
         raise line
 
     monkeypatch.setattr("builtins.input", read_line)
-    chat.run_terminal_conversation(talk)
+    chat.run_chat_on_terminal(talk)
     return [call["question"] for call in asker.calls]
 
 

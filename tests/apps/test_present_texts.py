@@ -69,7 +69,7 @@ def by_server(run: Esa, most: int) -> str:
     served = AllowedDocuments(asker, [], [], library, with_library=True, max_opened=most)
     listed = make_documents_json(served)["data"]
     texts = [served.read_named_document(one["id"]).text for one in listed]
-    opened = served.open_documents(served.find_documents(None), None, QUESTION)
+    opened = served.open_documents(served.resolve_documents(None), None, QUESTION)
     assert len(opened) <= most
     books = [one.book.document.text for one in opened]
     assert books[0] in texts

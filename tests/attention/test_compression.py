@@ -9,7 +9,7 @@ import reference
 import torch
 from safetensors.torch import save_file
 
-from esa_cli.attention.algebra import fold, join_key_heads
+from esa_cli.attention.algebra import concat_key_heads, fold
 from esa_cli.attention.compression import (
     ClosedFormCompressor,
     LearnedCompressor,
@@ -49,7 +49,7 @@ def error(queries: torch.Tensor, keys: torch.Tensor, maps: Linear) -> float:
 @pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (8, 1)])
 def test_folding_keeps_the_sum_over_heads(heads: int, groups: int) -> None:
     q, k = torch.randn(heads, 4, 5), torch.randn(groups, 7, 5)
-    folded, flat = fold(q, groups), join_key_heads(k)
+    folded, flat = fold(q, groups), concat_key_heads(k)
     assert folded.shape == (4, groups * 5)
     assert flat.shape == (7, groups * 5)
     got = folded @ flat.T

@@ -16,7 +16,7 @@ from esa_cli.attention import kernels
 from esa_cli.attention.kernels import attend_with_capped_distance
 from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import PositionEncoding, Selector, require_minimum, require_odd
+from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least, require_odd
 from esa_cli.attention.positions import make_consecutive_positions, make_single_query_positions
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
@@ -161,11 +161,11 @@ def test_positions_of_one_token(
 
 
 def test_bounds_of_settings() -> None:
-    require_minimum(2, a=2, b=None, c=3.5)
+    require_at_least(2, a=2, b=None, c=3.5)
     require_odd(a=1, b=7)
     for value in (1, 1.9, float("nan")):
         with pytest.raises(ValueError, match="b must be at least 2"):
-            require_minimum(2, a=2, b=value)
+            require_at_least(2, a=2, b=value)
     for odd in (0, 2, -1):
         with pytest.raises(ValueError, match="b must be odd"):
             require_odd(a=3, b=odd)

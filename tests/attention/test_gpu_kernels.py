@@ -31,7 +31,7 @@ def run(kernel: str, tensors: tuple[torch.Tensor, ...], causal: bool, cap: float
     """Skips the test where the kernel cannot run."""
     q, k, v = tensors
     try:
-        return attend(q, k, v, causal=causal, scale=0.1, kernel=kernel, cap=cap)
+        return attend(q, k, v, causal=causal, scale=0.1, kernel=kernel, soft_cap=cap)
     except UsageError as error:
         pytest.skip(error.message)
 

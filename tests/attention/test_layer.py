@@ -26,7 +26,7 @@ from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
 from esa_cli.attention.rope import FixedFrequencyRotaryModule, Rope
-from esa_cli.attention.selection import SumScore, TopKSelector
+from esa_cli.attention.selection import LogitSum, TopKSelector
 from esa_cli.attention.step import ChunkTrace, LayerState, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.methods.voting import VoteScore
@@ -43,8 +43,8 @@ POSITIONS = {
     "true": TruePositions(DISTANCE),
 }
 SCORES = {
-    "sum": SumScore(),
-    "sum rotated": SumScore(rotate=True),
+    "sum": LogitSum(),
+    "sum rotated": LogitSum(rotate=True),
     "vote": VoteScore(),
     "shortlist": VoteScore(shortlist=9),
     "loudest": VoteScore(rule="max", rotate=False),
@@ -93,7 +93,7 @@ def settings_of(method: Method, memory: LayerMemory) -> reference.Settings:
         dense=everything if window.dense is None else window.dense,
         position=names[type(method.position)],
         distance=method.position.distance,
-        score="sum" if isinstance(score, SumScore) else "vote",
+        score="sum" if isinstance(score, LogitSum) else "vote",
         rotate=score.rotate,  # type: ignore[attr-defined]
         scale=SCALE,
         epsilon=method.selector.proximity,  # type: ignore[attr-defined]
@@ -313,7 +313,7 @@ def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: i
             )
             decoding = count == 1 and answers[phase]
             want.append(TokenChunk(tokens[0], tokens[-1] + 1, select, decoding))
-        got = replace(window, chunk=size).cut_call_into_chunks(reading, start, stop, query)
+        got = replace(window, chunk=size).split_forward_call(reading, start, stop, query)
         if count or not whole:
             assert list(got) == want
 

@@ -39,7 +39,7 @@ def test_queries_in_half_precision_are_summed_in_single() -> None:
     memory = LayerMemory(0, MemoryKVStore(1, 4, torch.float16, torch.device("cpu")))
     memory.store.append(*torch.ones(2, 1, 8, 4, dtype=torch.float16))
     q = torch.full((2, 8, 4), 4e4, dtype=torch.float16)
-    memory.add_chunk_moments(Method(compressor=ClosedFormCompressor(rank=2)), build_rope(4), q, 0)
+    memory.add_to_moments(Method(compressor=ClosedFormCompressor(rank=2)), build_rope(4), q, 0)
     assert memory.moments.queries is not None
     assert torch.equal(memory.moments.queries, torch.full((4, 4), 8 * 8e4**2).double())
 

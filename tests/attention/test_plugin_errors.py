@@ -20,7 +20,7 @@ from esa_cli.attention.parts import (
     report_plugin_errors,
 )
 from esa_cli.attention.positions import ContiguousPositions
-from esa_cli.attention.selection import SumScore, TopKSelector
+from esa_cli.attention.selection import LogitSum, TopKSelector
 from esa_cli.attention.step import Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
@@ -142,7 +142,7 @@ class FrequenciesFail(ContiguousPositions):
     [
         ({"position": ScaleFails()}, "position ScaleFails fails"),
         ({"position": FrequenciesFail()}, "position FrequenciesFail fails"),
-        ({"compressor": MapsFail(), "score": SumScore()}, "compressor MapsFail fails"),
+        ({"compressor": MapsFail(), "score": LogitSum()}, "compressor MapsFail fails"),
         ({"selector": Gives(KeyError("k"))}, "selector Gives fails"),
         ({"selector": Gives(None)}, "selector Gives fails"),
         ({"selector": Gives(torch.tensor([10**6]))}, "selector Gives fails"),

@@ -12,7 +12,7 @@ from conftest import build_rope, build_step
 from esa_cli.attention import selection as scores_module
 from esa_cli.attention import step as step_module
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.selection import SumScore, top_k
+from esa_cli.attention.selection import LogitSum, top_k
 from esa_cli.attention.step import Step
 from esa_cli.attention.window import QueryState
 from esa_cli.errors import ModelError, PresetError
@@ -47,7 +47,7 @@ def test_sum_is_eq_3_and_4(heads: int, groups: int, chunk: int, rotate: bool) ->
     q, k = draw(heads, groups, chunk, 21)
     step = build_step(q, k, low=4, after=6)
     want = reference.sum_scores(turned(q, rotate), reference.plain(k))
-    same(SumScore(rotate=rotate).scores(step), want)
+    same(LogitSum(rotate=rotate).scores(step), want)
     assert max(want) == pytest.approx(0, abs=1e-12)
 
 
@@ -62,7 +62,7 @@ def test_sums_of_rounded_numbers_are_not_rounded_again(dtype: torch.dtype, reduc
     step = build_step(q, k, low=4, after=6, projection=maps)
     want = reference.sum_scores(reference.plain(q), reference.plain(k))
     assert torch.tensor(want).abs().max() > 100
-    same(SumScore().scores(step), want, tolerance=1e-2)
+    same(LogitSum().scores(step), want, tolerance=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -94,7 +94,7 @@ def test_sum_with_reduced_keys(heads: int, groups: int, chunk: int, rotate: bool
         reference.plain(maps.query_map),
         reference.plain(maps.key_map),
     )
-    same(SumScore(rotate=rotate).scores(step), want, tolerance=1e-4)
+    same(LogitSum(rotate=rotate).scores(step), want, tolerance=1e-4)
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -205,10 +205,10 @@ def test_contrast_needs_both_kinds_of_words(bounds: tuple[int, int] | None) -> N
     assert torch.equal(VoteScore(contrast=True).scores(replace(step, query=query)), plain)
 
 
-@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max")])
+@pytest.mark.parametrize("score", [LogitSum(), VoteScore(), VoteScore(rule="max")])
 @pytest.mark.parametrize("reduced", [False, True])
 def test_blockwise_in_two_passes_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, score: SumScore | VoteScore, reduced: bool
+    monkeypatch: pytest.MonkeyPatch, score: LogitSum | VoteScore, reduced: bool
 ) -> None:
     """Blocks of 256, first kept between the passes and then computed twice."""
     q, k = draw(6, 2, 3, 1400)
@@ -262,14 +262,14 @@ def test_shortlist(shortlist: int, rule: str, rotate: bool, reduced: bool) -> No
     same(score.scores(step), want)
 
 
-@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(shortlist=4)])
-def test_nothing_in_the_middle(score: SumScore | VoteScore) -> None:
+@pytest.mark.parametrize("score", [LogitSum(), VoteScore(), VoteScore(shortlist=4)])
+def test_nothing_in_the_middle(score: LogitSum | VoteScore) -> None:
     q, k = draw(6, 2, 3, 0)
     assert score.scores(build_step(q, k, low=4, after=6)).shape == (0,)
 
 
-@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max")])
-def test_scores_of_large_logits_are_finite(score: SumScore | VoteScore) -> None:
+@pytest.mark.parametrize("score", [LogitSum(), VoteScore(), VoteScore(rule="max")])
+def test_scores_of_large_logits_are_finite(score: LogitSum | VoteScore) -> None:
     q, k = draw(6, 2, 3, 30)
     step = build_step(q * 300, k * 300)
     assert torch.isfinite(score.scores(step)).all()

@@ -9,7 +9,7 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.attention.selection import SumScore, TopKSelector, proximity
+from esa_cli.attention.selection import LogitSum, TopKSelector, proximity
 from esa_cli.attention.step import Step
 from esa_cli.attention.window import QuestionAndText
 from esa_cli.methods.voting import VoteScore
@@ -64,9 +64,9 @@ def test_selection_is_ascending_unique_and_as_large_as_it_can_be(
     assert all(0 <= place < middle for place in places)
 
 
-@pytest.mark.parametrize("score", [SumScore(), SumScore(True), VoteScore(), VoteScore(shortlist=9)])
+@pytest.mark.parametrize("score", [LogitSum(), LogitSum(True), VoteScore(), VoteScore(shortlist=9)])
 @pytest.mark.parametrize("epsilon", [0, 1, 3])
-def test_selection_matches_loops(score: SumScore | VoteScore, epsilon: int) -> None:
+def test_selection_matches_loops(score: LogitSum | VoteScore, epsilon: int) -> None:
     q, k = torch.randn(6, 3, 8), torch.randn(2, 25, 8)
     step = build_step(q, k, low=3, after=2, score=score)
     settings = reference.Settings(
@@ -77,7 +77,7 @@ def test_selection_matches_loops(score: SumScore | VoteScore, epsilon: int) -> N
         dense=0,
         position="esa",
         distance=29,
-        score="sum" if isinstance(score, SumScore) else "vote",
+        score="sum" if isinstance(score, LogitSum) else "vote",
         rotate=score.rotate,
         scale=0.3,
         epsilon=epsilon,

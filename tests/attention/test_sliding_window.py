@@ -90,11 +90,11 @@ def test_a_soft_cap_needs_a_kernel_that_has_one(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     q, k, v = rows
-    assert choose_kernel_name(q, cap=2.0) == "reference"
+    assert choose_kernel_name(q, soft_cap=2.0) == "reference"
     assert choose_kernel_name(q) == "torch-cpu"
     with pytest.raises(UsageError, match="'torch-cpu' cannot run on cpu with"):
-        attend(q, k, v, causal=True, scale=SCALE, kernel="torch-cpu", cap=2.0)
-    got, _ = attend(q, k, v, causal=True, scale=SCALE, cap=2.0)
+        attend(q, k, v, causal=True, scale=SCALE, kernel="torch-cpu", soft_cap=2.0)
+    got, _ = attend(q, k, v, causal=True, scale=SCALE, soft_cap=2.0)
     logits = torch.einsum("hcd,hnd->hcn", q, k.repeat_interleave(2, 0)) * SCALE
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     weights = apply_soft_cap(logits, 2.0).masked_fill(later, -torch.inf).softmax(dim=-1)

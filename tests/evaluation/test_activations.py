@@ -16,10 +16,10 @@ from torch import Tensor
 from esa_cli.attention.compression import ClosedFormCompressor, NoCompression
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistancePositions
-from esa_cli.attention.selection import SumScore
+from esa_cli.attention.selection import LogitSum
 from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration.fitted_projections import CalibrationJob, QueryAndKeyFiles
+from esa_cli.evaluation.calibration.fitted_projections import ProjectionFitter, QueryAndKeyFiles
 from esa_cli.models.attachment import attach as seam
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 
@@ -38,11 +38,11 @@ Model = Any
 
 def read(model: Model, folder: Path, method: Method | None = None) -> QueryAndKeyFiles:
     folder.mkdir()
-    of_model, unused = compute_model_fingerprint(model), None
+    of_model, unused = compute_model_fingerprint(model), cast(Any, None)
     stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
-    CalibrationJob(host, cast(Any, unused), whole_keys, IDS, stored, of_model).collect_activations()
+    ProjectionFitter(host, unused, whole_keys, IDS, stored, of_model).store_queries_and_keys()
     return stored
 
 
@@ -115,7 +115,7 @@ def test_queries_are_rotated_where_the_score_rotates(
 
     method = Method(
         window=Window(initial=2, selected=6, local=90, chunk=10),
-        score=SumScore(rotate=True),
+        score=LogitSum(rotate=True),
         compressor=Spy(rank=4, fit_tokens=50),
         position=FixedDistancePositions(64),
     )

@@ -11,7 +11,7 @@ from bench_rows import longbench_row, rows_of, write
 
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation.bench import bench_run, benchmarks
-from esa_cli.evaluation.bench.bench_run import RecordSelection
+from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
 from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
@@ -20,7 +20,7 @@ def test_records_of_one_name_or_without_a_question_are_refused(
     second: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a"), second])
-    selection = RecordSelection(benchmarks.find_benchmark("longbench"), tmp_path, ["qasper"])
+    selection = BenchRecordSelection(benchmarks.find_benchmark("longbench"), tmp_path, ["qasper"])
     if second["_id"] == "b":
         read = selection.benchmark.read
         blank = [replace(record, question=" ") for record in read(tmp_path, "qasper")]

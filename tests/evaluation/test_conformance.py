@@ -22,8 +22,8 @@ from esa_cli.methods import registry
 BUILT_IN = [
     (kind, name)
     for kind in registry.KINDS
-    for name in registry.list_part_names(kind)
-    if registry.find_part_origin(kind, name).startswith("esa_cli.") and name != "learned"
+    for name in registry.list_class_names(kind)
+    if registry.find_origin_file(kind, name).startswith("esa_cli.") and name != "learned"
 ]
 
 
@@ -116,6 +116,6 @@ def test_wrong_recipes_fail(settings: str, tmp_path: Path) -> None:
     assert WRONG_RECIPES[settings] in failed(found)["valid settings"]
 
 
-@pytest.mark.parametrize("name", [one.name for one in registry.list_recipes()])
+@pytest.mark.parametrize("name", [one.name for one in registry.list_methods()])
 def test_built_in_recipes_conform(name: str) -> None:
     assert failed(check("method", name)) == {}

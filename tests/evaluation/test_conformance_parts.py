@@ -59,7 +59,7 @@ class Scores:
 
         def scores(self, step: Step) -> Tensor:
             if step.projection is not None:
-                for _, reduced in step.store.reduced_key_blocks(step.low, step.high):
+                for _, reduced in step.store.get_reduced_blocks(step.low, step.high):
                     reduced.neg_()
             return torch.zeros(step.middle)
 

@@ -19,9 +19,9 @@ from esa_cli.attention.parts import Moments
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
-    CalibrationJob,
+    AdamSettings,
+    ProjectionFitter,
     QueryAndKeyFiles,
-    TrainingSettings,
     compute_recall_at_k,
     compute_squared_loss,
     fit_projections,
@@ -61,10 +61,10 @@ def test_square_loss_is_eq_7() -> None:
 @pytest.mark.parametrize("rank", [1, 4])
 def test_training_approaches_the_closed_form_and_never_beats_it(rank: int) -> None:
     queries, keys = samples()
-    fitted = fit_projections("closed-form", queries, keys, rank, TrainingSettings())
+    fitted = fit_projections("closed-form", queries, keys, rank, AdamSettings())
     best = eq6(queries, keys, fitted)
-    start = train_projections(queries, keys, rank, TrainingSettings(epochs=0))
-    trained = train_projections(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
+    start = train_projections(queries, keys, rank, AdamSettings(epochs=0))
+    trained = train_projections(queries, keys, rank, AdamSettings(epochs=30, lr=2e-2, batch=64))
     assert best * (1 - 1e-4) <= eq6(queries, keys, trained)
     assert eq6(queries, keys, trained) < best + 0.1 * (eq6(queries, keys, start) - best)
 
@@ -74,7 +74,7 @@ def test_trained_maps_are_no_worse_than_the_first_ones(lr: float) -> None:
     """On the validation tokens, also where descent diverges."""
     queries, keys = samples()
     held_queries, held_keys = queries[360:], keys[360:]
-    settings = [TrainingSettings(n, 64, lr) for n in (0, 20)]
+    settings = [AdamSettings(n, 64, lr) for n in (0, 20)]
     start, trained = (train_projections(queries, keys, 4, one) for one in settings)
     assert eq6(held_queries, held_keys, trained) <= eq6(held_queries, held_keys, start)
 
@@ -100,7 +100,7 @@ def test_recall_is_the_loops(k: int) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> CalibrationJob:
+def job(tmp_path: Path) -> ProjectionFitter:
     """Three layers of samples of 300 tokens, the keys of the last one of rank 2."""
     folder = tmp_path / "study"
     folder.mkdir()
@@ -114,13 +114,13 @@ def job(tmp_path: Path) -> CalibrationJob:
         assert all(map(torch.equal, stored.load_queries_and_keys(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
     model = replace(compute_model_fingerprint(build_model("llama")), layers=3)
-    return CalibrationJob(host, load_preset("tiny-random"), selective(), [0] * 300, stored, model)
+    return ProjectionFitter(host, load_preset("tiny-random"), selective(), [0] * 300, stored, model)
 
 
-QUICK = TrainingSettings(epochs=2, lr=1e-2)
+QUICK = AdamSettings(epochs=2, lr=1e-2)
 
 
-def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
+def test_study_measures_what_was_not_fitted_on(job: ProjectionFitter) -> None:
     found = job.measure_recall(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
     queries, keys = job.stored.load_queries_and_keys(1)
@@ -140,9 +140,9 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
 
 
 def test_no_room_for_the_maps_leaves_those_that_were_there(
-    job: CalibrationJob, tmp_path: Path
+    job: ProjectionFitter, tmp_path: Path
 ) -> None:
-    settings = TrainingSettings()
+    settings = AdamSettings()
     done = job.measure_recall(3, ["pca"], settings, [8])
     path, link = tmp_path / "maps.safetensors", tmp_path / "link.safetensors"
     job.save_best_projections(path, done, settings)

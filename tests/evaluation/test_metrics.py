@@ -28,9 +28,9 @@ def test_qa_f1(output: str, gold: str, score: float) -> None:
 
 
 def test_count_is_the_share_of_right_numbers() -> None:
-    assert metrics.compute_right_number_share("3 or 12, I say 3", "3") == 2 / 3
-    assert metrics.compute_right_number_share("13", "3") == 0
-    assert metrics.compute_right_number_share("none", "3") == 0
+    assert metrics.compute_share_of_right_numbers("3 or 12, I say 3", "3") == 2 / 3
+    assert metrics.compute_share_of_right_numbers("13", "3") == 0
+    assert metrics.compute_share_of_right_numbers("none", "3") == 0
 
 
 def test_classification() -> None:
@@ -115,7 +115,7 @@ def test_first_number_is_compared_by_value() -> None:
     ],
 )
 def test_choice(output: str, right: bool) -> None:
-    assert metrics.score_multiple_choice(output, ("the cook", "B")) == right
+    assert metrics.score_multiple_choice_output(output, ("the cook", "B")) == right
 
 
 @pytest.mark.parametrize(

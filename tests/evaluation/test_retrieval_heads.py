@@ -16,8 +16,8 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import QueryState
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
-    HeadResult,
-    VoteCollector,
+    HeadHits,
+    HeadVoteCollector,
     choose_smallest_head_set_size,
     find_retrieval_heads,
     locate_question_needles,
@@ -37,8 +37,8 @@ VOTING = [
 ]  # fmt: skip
 
 
-def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadResult:
-    return HeadResult(layer, number, found, 0, margin)
+def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadHits:
+    return HeadHits(layer, number, found, 0, margin)
 
 
 def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
@@ -62,10 +62,10 @@ def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     )
 
 
-def votes_of(size: int, sets: list[Any]) -> tuple[VoteCollector, list[Step], VoteScore]:
+def votes_of(size: int, sets: list[Any]) -> tuple[HeadVoteCollector, list[Step], VoteScore]:
     """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
     score = VoteScore(contrast=True)
-    needle_votes, steps = VoteCollector(range(24, 30), size, sets, score), []
+    needle_votes, steps = HeadVoteCollector(range(24, 30), size, sets, score), []
     for layer in range(2):
         step = build_step(
             torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
@@ -140,13 +140,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    select = VoteCollector.select
+    select = HeadVoteCollector.select
 
-    def note_the_needle(self: VoteCollector, step: Step, budget: int) -> Tensor:
+    def note_the_needle(self: HeadVoteCollector, step: Step, budget: int) -> Tensor:
         ASKED[:] = [sum(self.needle) // len(self.needle)]
         return select(self, step, budget)
 
-    monkeypatch.setattr(VoteCollector, "select", note_the_needle)
+    monkeypatch.setattr(HeadVoteCollector, "select", note_the_needle)
     return finder
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import build_rope
 
-from esa_cli.attention.selection import SumScore
+from esa_cli.attention.selection import LogitSum
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import row_run
@@ -20,12 +20,12 @@ from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
     build_shared_prefill_method,
-    choose_full_attention_length,
+    get_max_full_attention_tokens,
     group_methods_by_prefill,
     make_full_attention_group,
     parse_token_count,
 )
-from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun, has_facts_in_view
+from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun, are_facts_in_view
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
@@ -46,16 +46,16 @@ class Heard:
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.notes.append(text)
 
-    def reading(
+    def show_prefill(
         self, test: str, length: int, names: Sequence[str], total: int
     ) -> Callable[[int, int], None]:
         self.readings.append((test, length, tuple(names)))
         return lambda done, all_: None
 
-    def row(self, row: dict[str, Any]) -> None:
+    def show_answer(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
 
@@ -170,10 +170,10 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
     from esa_cli.methods import registry
     from esa_cli.qa.presets import resolved_preset
 
-    names = [name for name in registry.RECIPES if not registry.find_recipe(name).full]
+    names = [name for name in registry.RECIPES if not registry.find_method(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
-        made = resolved_preset.apply_method(name, TINY, 900)
+        made = resolved_preset.replace_method(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
             seen: list[ChunkTrace] = []
@@ -185,7 +185,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     (made,) = make_full_attention_group(TINY).presets
-    assert choose_full_attention_length(TINY) < made.context == made.window.dense
+    assert get_max_full_attention_tokens(TINY) < made.context == made.window.dense
     with Session(loaded.model, loaded.tokenizer, made) as session:
         seen: list[ChunkTrace] = []
         session.read("word " * 40)
@@ -213,7 +213,7 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
     places = Positions(torch.zeros(3), torch.zeros(4))
     return ChunkTrace(
         layer=layer, start=start, queries=queries, store=store, low=4, high=start - local,
-        local=local, distance=9, scale=1.0, rope=build_rope(4), score=SumScore(), far=far,
+        local=local, distance=9, scale=1.0, rope=build_rope(4), score=LogitSum(), far=far,
         near_positions=places, far_positions=[places], scaled=queries, max_distance=None, lse=lse,
     )  # fmt: skip
 
@@ -230,5 +230,5 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     both = recall.measure_facts_in_view([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     # Where each head selects, one with the fact in view is enough.
-    assert has_facts_in_view([0.5, 0.5, *[0.0] * 6])
-    assert not has_facts_in_view([0.9, *[0.49] * 7])
+    assert are_facts_in_view([0.5, 0.5, *[0.0] * 6])
+    assert not are_facts_in_view([0.9, *[0.49] * 7])

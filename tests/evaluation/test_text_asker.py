@@ -16,7 +16,7 @@ from reader_models import wide_model
 from esa_cli import models
 from esa_cli.errors import LengthError
 from esa_cli.evaluation.bench import benchmarks
-from esa_cli.evaluation.bench.bench_run import RecordAnswerer
+from esa_cli.evaluation.bench.bench_run import BenchAnswerer
 from esa_cli.evaluation.bench.benchmarks import BenchRecord
 from esa_cli.evaluation.selftest import selftest_run as run
 from esa_cli.evaluation.tasks.task_sample import PlantedFact
@@ -94,7 +94,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
 ) -> None:
     asker = TextAnswerer(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
     told: list[tuple[int, int]] = []
-    assert asker.ingest_text(TEXT, lambda done, total: told.append((done, total))) > 0
+    assert asker.index_text(TEXT, lambda done, total: told.append((done, total))) > 0
     tokens = len(asker.book.spans)
     assert asker.book.index is not None
     assert asker.book.index.shape == (tokens, 8)
@@ -105,11 +105,11 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.read
     assert len(reply.evidence) == 4
     assert reply.text in TEXT
-    asker.ingest_text(TEXT.replace("mill", "forge"))
+    asker.index_text(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
     words = TextAnswerer(session, chosen(folder))
     told.clear()
-    words.ingest_text(TEXT, lambda done, total: told.append((done, total)))
+    words.index_text(TEXT, lambda done, total: told.append((done, total)))
     assert words.book.index is None
     assert (words.nbytes, told) == (0, [(tokens, tokens)]), "only progress ends"
     assert not words.ask(QUESTION).read
@@ -119,7 +119,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     session: Session, folder: Path
 ) -> None:
     seen: list[str] = []
-    asker = RecordAnswerer(session, "text", chosen(folder), lambda record: seen.append(record.id))
+    asker = BenchAnswerer(session, "text", chosen(folder), lambda record: seen.append(record.id))
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))

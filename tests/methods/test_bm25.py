@@ -18,7 +18,7 @@ from esa_cli.attention.window import QueryState, QuestionAndText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method
+from esa_cli.qa.presets.resolved_preset import replace_method
 
 LOW, WINDOW = 3, 8
 QUESTION = "Where is the fox, and where the mole?"
@@ -105,7 +105,7 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
             found.append(set(chunk.far.tolist()) - set(range(chunk.initial_count)))
 
-    with Session(loaded.model, loaded.tokenizer, apply_method("bm25", base)) as session:
+    with Session(loaded.model, loaded.tokenizer, replace_method("bm25", base)) as session:
         session.read(TEXT)
         head = len(session.prompt.encode_prompt_start())
         session.ask(question, max_new_tokens=2, trace=trace)

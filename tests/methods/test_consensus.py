@@ -249,7 +249,7 @@ def test_settings_that_do_not_hold(options: dict[str, Any], message: str) -> Non
     with pytest.raises(ValueError, match=message):
         LayerConsensusSelector(**options)
     with pytest.raises(PresetError):
-        registry.build_part("selector", {"name": "consensus", **options})
+        registry.build_method_part("selector", {"name": "consensus", **options})
 
 
 # In a model

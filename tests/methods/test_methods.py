@@ -24,13 +24,13 @@ from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
-from esa_cli.evaluation.conformance import CheckResult, advance, check, make_step
+from esa_cli.evaluation.conformance import PluginCheckResult, advance, check, make_step
 from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method, resolve_preset
+from esa_cli.qa.presets.resolved_preset import replace_method, resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -229,10 +229,10 @@ def method_of(case: Case) -> Method:
         placed["initial"] = INITIAL
     return Method(
         window=WINDOW,
-        selector=registry.build_part("selector", {"name": case.selector, **case.options}),
+        selector=registry.build_method_part("selector", {"name": case.selector, **case.options}),
         score=VoteScore(),
         compressor=NoCompression(),
-        position=registry.build_part("position", placed),
+        position=registry.build_method_part("position", placed),
     )
 
 
@@ -455,7 +455,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     if not keep:
         monkeypatch.setattr("esa_cli.attention.selection.KEEP_ELEMENTS", 0)
     rule, options = MANY[name]
-    selector = registry.build_part("selector", {"name": name, **options})
+    selector = registry.build_method_part("selector", {"name": name, **options})
     step = make_step(
         middle=9000,
         chunk=2,
@@ -478,7 +478,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     assert all(len(row) >= 600 for row in got)
 
 
-def failed(findings: list[CheckResult]) -> list[CheckResult]:
+def failed(findings: list[PluginCheckResult]) -> list[PluginCheckResult]:
     return [finding for finding in findings if not finding.passed]
 
 
@@ -488,10 +488,10 @@ def test_methods_conform_with_other_settings(name: str) -> None:
 
 
 def test_lm_infinite_leaves_the_first_layers_alone() -> None:
-    selector = registry.build_part("selector", {"name": "lm-infinite-topk"})
+    selector = registry.build_method_part("selector", {"name": "lm-infinite-topk"})
     for layer, count in ((0, 0), (3, 0), (4, 16), (30, 16)):
         assert {len(row) for row in selected(selector, make_step(layer=layer), 16)} == {count}
-    five = registry.build_part("selector", {"name": "lm-infinite-topk", "count": 5})
+    five = registry.build_method_part("selector", {"name": "lm-infinite-topk", "count": 5})
     assert {len(row) for row in selected(five, make_step(layer=9), 16)} == {5}
     assert {len(row) for row in selected(five, make_step(layer=9), 3)} == {3}
     assert selected(five, make_step(layer=9, middle=4), 16) == [[0, 1, 2, 3]] * HEADS
@@ -510,7 +510,7 @@ def test_quest_attends_to_everything_in_dense_layers() -> None:
 
 
 def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
-    selector = registry.build_part("selector", {"name": "loki", "fit_tokens": 30})
+    selector = registry.build_method_part("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
     basis = step.states[step.layer, LokiSelector].directions.basis
@@ -531,7 +531,7 @@ def test_an_answers_token_reads_only_what_is_new(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"infllm": {"block": 8}}.get(name, {})
-    selector = registry.build_part("selector", {"name": name, **options})
+    selector = registry.build_method_part("selector", {"name": name, **options})
     step = make_step(middle=400, observe=selector.observe if selector.is_observer else None)
     selector.select(step, 64)
     read: list[tuple[int, int]] = []
@@ -588,8 +588,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert apply_method(name, base).reading == "select"
-    assert apply_method("topk", base).reading == "local"
+        assert replace_method(name, base).reading == "select"
+    assert replace_method("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def test_a_recipe_sets_the_method_and_no_more(
     copy_registries(monkeypatch)
     registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        apply_method("wrong-of-it", load_preset("tiny-random"))
+        replace_method("wrong-of-it", load_preset("tiny-random"))
     assert hint in error.value.hint
 
 
@@ -613,14 +613,14 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        apply_method("failing", load_preset("tiny-random"))
+        replace_method("failing", load_preset("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = load_preset(base)
-    made = apply_method(name, given, document_tokens=100_000)
+    made = replace_method(name, given, document_tokens=100_000)
     method = resolve_preset(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")

@@ -298,12 +298,12 @@ PRESET = Preset(name="any", model="any", context=8192)
     [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
-    made = resolved_preset.apply_method(name, PRESET, length)
-    assert registry.find_recipe(name).full
+    made = resolved_preset.replace_method(name, PRESET, length)
+    assert registry.find_method(name).full
     assert made.selector == {"name": "full"}
-    assert not registry.build_part("score", made.score).features, "nothing is scored or reduced"
+    assert not registry.build_method_part("score", made.score).features, "nothing is reduced"
     assert (made.reading, made.window) == ("select", PRESET.window)
-    encoding = registry.build_part("position", made.position)
+    encoding = registry.build_method_part("position", made.position)
     needs_length = resolved_preset.method_needs_document_length(name, PRESET)
     assert needs_length == (name not in ("full", "origin"))
     if name == "origin":

@@ -72,7 +72,7 @@ class Settings:
 
 def build(**options: object) -> object:
     registry.register("score", "settings")(Settings)
-    return registry.build_part("score", {"name": "settings", **options})
+    return registry.build_method_part("score", {"name": "settings", **options})
 
 
 def test_build_sets_fields() -> None:
@@ -106,12 +106,12 @@ def test_build_names_the_nearest() -> None:
         build(cuont=3)
     assert setting.value.hint == "did you mean 'count'?"
     with pytest.raises(PresetError, match="unknown selector 'topp'") as method:
-        registry.build_part("selector", {"name": "topp"})
+        registry.build_method_part("selector", {"name": "topp"})
     assert method.value.hint == "did you mean 'topk'?"
     with pytest.raises(PresetError, match="has no name"):
-        registry.build_part("selector", {})
+        registry.build_method_part("selector", {})
     with pytest.raises(PresetError, match="position has the name True: put it in quotes"):
-        registry.build_part("position", {"name": True})  # position: {name: true}, to YAML
+        registry.build_method_part("position", {"name": True})  # position: {name: true}, to YAML
 
 
 def test_register_refuses() -> None:
@@ -139,14 +139,14 @@ def test_load_file(write: Write) -> None:
     path = write(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")]
     assert plugin_loading.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
-    assert registry.find_part_origin("selector", "none-of-it") == str(path.resolve())
-    built = registry.build_part("selector", {"name": "none-of-it", "share": 1})
+    assert registry.find_origin_file("selector", "none-of-it") == str(path.resolve())
+    built = registry.build_method_part("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
     path = path.with_name("recipe.py")
     path.write_text(METHOD)
     for _ in range(2):
         assert plugin_loading.load_file(path) == [("method", "all-of-it")]
-    assert registry.find_recipe("all-of-it").origin == str(path.resolve())
+    assert registry.find_method("all-of-it").origin == str(path.resolve())
 
 
 def test_load_file_is_not_credited_with_what_it_imports(
@@ -157,7 +157,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
     assert plugin_loading.load_file(write(GOOD + "import imported_helper\n")) == [
         ("selector", "none-of-it")
     ]
-    assert registry.find_part_origin("selector", "helper") == "imported_helper"
+    assert registry.find_origin_file("selector", "helper") == "imported_helper"
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_load_file_is_not_credited_with_what_it_imports(
     ],
 )
 def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
-    before = {kind: registry.list_part_names(kind) for kind in registry.KINDS}
+    before = {kind: registry.list_class_names(kind) for kind in registry.KINDS}
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
-    assert {kind: registry.list_part_names(kind) for kind in registry.KINDS} == before
-    assert "all-of-it" not in [one.name for one in registry.list_recipes()]
+    assert {kind: registry.list_class_names(kind) for kind in registry.KINDS} == before
+    assert "all-of-it" not in [one.name for one in registry.list_methods()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 
@@ -219,4 +219,4 @@ def test_entry_points(
         return
     plugin_loading.load_installed_plugins()
     plugin_loading.load_installed_plugins()
-    assert registry.find_part_origin("selector", "none-of-it") == module
+    assert registry.find_origin_file("selector", "none-of-it") == module

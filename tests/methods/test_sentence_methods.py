@@ -16,14 +16,14 @@ from esa_cli.attention.window import QueryState, QuestionAndText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise_scores
 from esa_cli.methods.sentences import (
-    PhraseScore,
+    PhraseAttentionScore,
     WholeSentenceSelector,
     find_sentence_starts,
     sum_scores_over_phrases,
 )
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method
+from esa_cli.qa.presets.resolved_preset import replace_method
 
 HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 
@@ -60,7 +60,7 @@ def plain_phrases(step: Step, queries: Sequence[int], phrase: int) -> list[float
 @pytest.mark.parametrize("middle", [1, 7, 40])
 def test_phrase_scores_are_attention_added_up(middle: int, phrase: int) -> None:
     step = a_step(middle)
-    found = PhraseScore(phrase).scores(step)
+    found = PhraseAttentionScore(phrase).scores(step)
     assert found.tolist() == pytest.approx(plain_phrases(step, range(CHUNK), phrase), rel=1e-4)
 
 
@@ -68,15 +68,15 @@ def test_only_the_questions_own_words_count() -> None:
     step = a_step(30)
     step = replace(step, query=QueryState(question=(step.start + 1, step.start + 3)))
     want = plain_phrases(step, [1, 2], 8)
-    assert PhraseScore().scores(step).tolist() == pytest.approx(want, rel=1e-4)
+    assert PhraseAttentionScore().scores(step).tolist() == pytest.approx(want, rel=1e-4)
 
 
 def test_only_the_last_layer_scores() -> None:
     step = replace(a_step(20), layers=(1, 4, 5), layer=4)
-    assert not PhraseScore().scores(step).any()
-    assert PhraseScore().for_single_layers().scores(step).all()
-    assert PhraseScore().scores(replace(step, layer=5)).all()
-    assert PhraseScore().last_layer is None
+    assert not PhraseAttentionScore().scores(step).any()
+    assert PhraseAttentionScore().for_single_layers().scores(step).all()
+    assert PhraseAttentionScore().scores(replace(step, layer=5)).all()
+    assert PhraseAttentionScore().last_layer is None
     assert sum_scores_over_phrases(torch.empty(0), 8).shape == (0,)
 
 
@@ -204,7 +204,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         assert isinstance(chunk.far, torch.Tensor)
         chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial_count))
 
-    with Session(loaded.model, loaded.tokenizer, apply_method(name, base)) as session:
+    with Session(loaded.model, loaded.tokenizer, replace_method(name, base)) as session:
         session.read(TEXT)
         head = len(session.prompt.encode_prompt_start())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)

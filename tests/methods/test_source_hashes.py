@@ -16,7 +16,7 @@ from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.registry import find_kind_without_source_file, hash_file_settings, register
+from esa_cli.methods.registry import find_kind_without_source_file, hash_setting_files, register
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets.cache_key import hash_preset_settings
 from esa_cli.qa.presets.preset import load_preset
@@ -102,10 +102,10 @@ def test_what_a_compressor_reads_counts_whatever_its_fields_are_called(tmp_path:
     given = ["compressor.name=elsewhere"]
     found, resolved = [hashed(*given)], resolve_preset(load_preset("tiny-random", given))
     files = resolved.method.compressor.files
-    keys = [hash_file_settings(resolved.preset.compressor, files)]
+    keys = [hash_setting_files(resolved.preset.compressor, files)]
     (tmp_path / "maps.bin").write_bytes(b"2")
     found.append(hashed(*given))
-    keys.append(hash_file_settings(resolved.preset.compressor, files))
+    keys.append(hash_setting_files(resolved.preset.compressor, files))
     assert found[0] != found[1]
     assert keys[0] != keys[1]
 

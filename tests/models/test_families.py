@@ -17,15 +17,13 @@ from transformers import PreTrainedModel
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.window import Phase, QueryState, Window
-from esa_cli.methods.registry import list_recipes
+from esa_cli.methods.registry import list_methods
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
 from esa_cli.models.files.families import FAMILIES, list_layer_cache_kinds
-from esa_cli.models.text_passes.model_forward import TransformersForward
-from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout, Library
@@ -220,23 +218,9 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
     with attach(model, Method(window=window, position=ContiguousPositions(40))) as attached:
         got = model(ids, past_key_values=attached.new_cache()).logits
         with attached.suspend_method():
-            forward = TransformersForward(model)
-            states, _ = forward.compute_states(ids)
-            close(forward.compute_logits(states), want)
-            check_prompts(forward, ids, want)
+            close(model(ids).logits, want)
     assert torch.isfinite(got).all()
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05 * min(1, float(want.std()))
-
-
-def check_prompts(forward: TransformersForward, ids: torch.Tensor, want: torch.Tensor) -> None:
-    """Prompts of different lengths, one of which is continued in two ways."""
-    prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
-    batch = PromptBatch(forward, prompts)
-    close(batch.logits, want[0, [63, 19, 65]], 3e-5)
-    one = batch.start_continuations(0)
-    close(one.append_tokens([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
-    close(one.append_tokens([1], prompts[2][65:])[0], want[0, 65], 3e-5)
-    close(one.append_tokens([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
 
 
 MANY = [
@@ -257,7 +241,7 @@ def test_every_method_runs(name: str) -> None:
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
-    for recipe in list_recipes():
+    for recipe in list_methods():
         method = resolve_preset("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.selection import SumScore
+from esa_cli.attention.selection import LogitSum
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
@@ -49,7 +49,7 @@ def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
     rows = build_step(absorbed, torch.cat((rotary, latents), -1), rope=rope)
     # The dimensions that rotate first, as `Rope` has them.
     expanded = build_step(q.roll(8, -1), keys[0].roll(8, -1), rope=rope)
-    for score in (SumScore(rotate=rotate), VoteScore()):
+    for score in (LogitSum(rotate=rotate), VoteScore()):
         close(score.scores(rows), score.scores(expanded), 1e-4)
     for (_, one), (_, other) in zip(
         rows.head_logits(rotate), expanded.head_logits(rotate), strict=True

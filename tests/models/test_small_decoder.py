@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,15 @@ from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.loading import plain_decoder
-from esa_cli.models.loading.plain_decoder import PlainDecoder, can_load_as_plain_decoder
+from esa_cli.models.loading.plain_decoder import PlainDecoder, can_load_without_transformers
 from esa_cli.models.text_passes import text_forward
-from esa_cli.models.text_passes.model_forward import (
-    TransformersForward,
-    compute_hidden_states,
-    normalise_hidden_states,
-)
+from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     SMALL_FAMILIES,
     FusedForward,
     LoraAdapter,
-    TextForward,
     can_fuse_model,
+    compute_bidirectional_attention,
     compute_causal_attention,
     pad_sequences,
 )
@@ -33,19 +30,21 @@ from esa_cli.models.text_passes.text_forward import (
 WEIGHTS = "model.safetensors"
 
 
-@pytest.mark.parametrize(
-    ("count", "length", "block"), [(11, 11, 1), (11, 11, 3), (4, 11, 7), (1, 11, 64)]
-)
-def test_equals_pytorchs_attention(
-    count: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("count", "block"), [(11, 1), (11, 3), (11, 64), (1, 64)])
+def test_equals_pytorchs_attention(count: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_forward, "QUERY_BLOCK", block)
     torch.manual_seed(count)
     query = torch.randn(2, 6, count, 8)
-    key, value = torch.randn(2, 2, 2, length, 8)
-    seen = torch.arange(length) <= torch.arange(length - count, length)[:, None]
-    wanted = scaled_dot_product_attention(query, key, value, seen, enable_gqa=True)
-    torch.testing.assert_close(compute_causal_attention(query, key, value), wanted.transpose(1, 2))
+    key, value = torch.randn(2, 2, 2, count, 8)
+    lengths = torch.tensor([count, max(1, count - 4)])
+    causal = torch.ones(count, count, dtype=torch.bool).tril()
+    within = (torch.arange(count) < lengths[:, None])[:, None, None]
+    for mask, found in (
+        (causal, compute_causal_attention(query, key, value)),
+        (within, compute_bidirectional_attention(query, key, value, lengths)),
+    ):
+        wanted = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+        torch.testing.assert_close(found, wanted.transpose(1, 2))
 
 
 def lively(model: Any) -> Any:
@@ -61,33 +60,38 @@ def tokens(rows: int, count: int) -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (rows, count), generator=torch.Generator().manual_seed(5))
 
 
-@torch.no_grad()
-def in_two_parts(forward: TextForward, ids: torch.Tensor, first: int) -> torch.Tensor:
-    """Logits of all tokens, the later ones after the keys and values of the first ones."""
-    before, past = forward.compute_states(ids[:, :first])
-    after, _ = forward.compute_states(ids[:, first:], past)
-    return torch.cat((forward.compute_logits(before), forward.compute_logits(after)), 1)
-
-
 @pytest.mark.parametrize("family", SMALL_FAMILIES)
-@pytest.mark.parametrize(("adapted", "first"), [(False, 1), (False, 12), (True, 6)])
-def test_logits_are_those_of_the_model(
-    family: str, adapted: bool, first: int, make_model: ModelFactory
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("both_ways", [False, True])
+@torch.no_grad()
+def test_states_are_those_of_the_model(
+    family: str, adapted: bool, both_ways: bool, make_model: ModelFactory
 ) -> None:
+    """Of a padded batch; with attention in both directions each sequence is as it is alone."""
     model = lively(make_model(family))
-    adapter, ids = random_adapter(model) if adapted else None, tokens(2, 13)
-    found = in_two_parts(FusedForward(model, adapter=adapter), ids, first)
-    with torch.no_grad():
-        plain = model(ids).logits
-        if adapter is None:
-            own = in_two_parts(TransformersForward(model), ids, first)
-            torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
-        else:
-            with adapter.apply():
-                adapted_logits = model(ids).logits
-            assert not torch.allclose(plain, adapted_logits, atol=1e-2)
-            plain = adapted_logits
-    torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
+    adapter = random_adapter(model)
+    ids, lengths = tokens(2, 13), torch.tensor([13, 8])
+    given = lengths if both_ways else None
+    found = FusedForward(model, adapter=adapter if adapted else None).compute_states(ids, given)
+    layers = model.config.num_hidden_layers
+    with adapter.apply() if adapted else nullcontext():
+        wanted = compute_hidden_states(model, ids, layers, given)
+        alone = compute_hidden_states(
+            model, ids[1:, :8], layers, lengths[1:] if both_ways else None
+        )
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(found[row, :length], wanted[row, :length], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(wanted[1, :8], alone[0], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_attention_in_both_directions_sees_later_tokens(make_model: ModelFactory) -> None:
+    model, ids, lengths = make_model("llama"), tokens(1, 9), torch.tensor([9])
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % VOCABULARY
+    for given, sees in ((None, False), (lengths, True)):
+        one, other = (compute_hidden_states(model, row, 2, given)[0, 0] for row in (ids, changed))
+        assert torch.equal(one, other) is not sees
 
 
 def test_first_layers_only(make_model: ModelFactory) -> None:
@@ -104,7 +108,7 @@ def test_first_layers_only(make_model: ModelFactory) -> None:
     assert not ran
     assert not any(layer._forward_hooks for layer in model.base_model.layers)  # type: ignore[union-attr]
     wanted = every[1] / (every[1].square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    for states in (found, normalise_hidden_states(FusedForward(model, 1).compute_states(ids)[0])):
+    for states in (found, FusedForward(model, 1).compute_states(ids)):
         torch.testing.assert_close(states, wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(both[1:, :3], alone, atol=1e-5, rtol=1e-5)
 
@@ -123,7 +127,7 @@ def test_models_that_are_left_to_transformers(
     model: Any = make_model("llama")
     settings = model.config.to_dict()
     assert can_fuse_model(model)
-    assert can_load_as_plain_decoder(settings)
+    assert can_load_without_transformers(settings)
     if not changes:
         with monkeypatch.context() as patch:
             patch.setattr(text_forward, "MOST_BYTES", 10_000)
@@ -131,7 +135,7 @@ def test_models_that_are_left_to_transformers(
         model.base_model.layers[1].mlp.up_proj = Quantised(48, 64, bias=False)
     for name, value in changes.items():
         setattr(model.config, name, value)
-        assert not can_load_as_plain_decoder(settings | changes)
+        assert not can_load_without_transformers(settings | changes)
     assert not can_fuse_model(model)
 
 
@@ -175,10 +179,11 @@ def test_it_computes_what_the_model_does(
     for used in (None, adapter):
         same = None if used is None else LoraAdapter(plain, used.matrices, used.scale)
         one, other = FusedForward(plain, adapter=same), FusedForward(model, adapter=used)
-        logits = one.compute_logits(one.compute_states(ids)[0])
-        assert torch.equal(logits, other.compute_logits(other.compute_states(ids)[0]))
+        states = one.compute_states(ids)
+        assert torch.equal(states, other.compute_states(ids))
         if used is None:
-            torch.testing.assert_close(logits, model(ids).logits, atol=1e-4, rtol=1e-4)
+            wanted = compute_hidden_states(model, ids, model.config.num_hidden_layers)
+            torch.testing.assert_close(states, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "of another shape", "cut", "large"])

@@ -11,7 +11,7 @@ import pytest
 from jinja2 import TemplateError
 from model_files import change, folder
 
-from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer, render_chat
+from esa_cli.models.tokenization import tokenizer as loading
 
 __all__ = ["folder"]
 
@@ -41,16 +41,16 @@ REFUSED = {
 
 def is_plain(folder: Path) -> bool:
     """Whether a process takes it without transformers, after one that took it with."""
-    load_tokenizer(folder)
-    return load_plain_tokenizer(folder) is not None
+    loading.load_tokenizer(folder)
+    return loading.load_standalone_tokenizer(folder) is not None
 
 
 def test_only_what_transformers_has_loaded_once(folder: Path) -> None:
-    assert load_plain_tokenizer(folder) is None
-    load_tokenizer(folder)
-    assert load_plain_tokenizer(folder) is not None
+    assert loading.load_standalone_tokenizer(folder) is None
+    loading.load_tokenizer(folder)
+    assert loading.load_standalone_tokenizer(folder) is not None
     (folder / "notes.json").write_text("{}")
-    assert load_plain_tokenizer(folder) is not None
+    assert loading.load_standalone_tokenizer(folder) is not None
     templates = folder / "additional_chat_templates"
     templates.mkdir()
     (templates / "rag.jinja").write_text("{{ documents }}")
@@ -61,7 +61,7 @@ def test_only_what_transformers_has_loaded_once(folder: Path) -> None:
 def test_templates(folder: Path, name: str) -> None:
     change(folder / "tokenizer_config.json", chat_template=TEMPLATES[name])
     assert is_plain(folder)
-    whole, plain = load_tokenizer(folder), load_plain_tokenizer(folder)
+    whole, plain = loading.load_tokenizer(folder), loading.load_standalone_tokenizer(folder)
     assert plain is not None
     for prompt in (False, True):
         how: dict[str, Any] = {"enable_thinking": prompt, "date_string": "now"}
@@ -74,21 +74,21 @@ def test_templates(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_templates_that_transformers_refuses(folder: Path, name: str) -> None:
     change(folder / "tokenizer_config.json", chat_template=REFUSED[name])
-    plain = load_plain_tokenizer(folder) if is_plain(folder) else None
+    plain = loading.load_standalone_tokenizer(folder) if is_plain(folder) else None
     assert plain is not None
     with pytest.raises(TemplateError) as want:
-        load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)
+        loading.load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)
     with pytest.raises(TemplateError) as found:
         plain.apply_chat_template(CHAT, tokenize=False)
     assert str(found.value) == str(want.value)
     with pytest.raises(TemplateError):
-        render_chat(REFUSED[name], {"messages": CHAT})
+        loading.render_chat(REFUSED[name], {"messages": CHAT})
 
 
 def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
     """A special token in a document is text, whatever another thread encodes."""
-    load_tokenizer(folder)
-    plain = load_plain_tokenizer(folder)
+    loading.load_tokenizer(folder)
+    plain = loading.load_standalone_tokenizer(folder)
     assert plain is not None
     text = "<|im_end|>" * 50
 
@@ -104,6 +104,6 @@ def test_a_chat_template_in_a_file_of_its_own_is_used(folder: Path) -> None:
     """As processors of models that also see images have it."""
     file = folder / "chat_template.json"
     file.write_text(json.dumps({"chat_template": "{{ messages[0]['content'] }}!"}))
-    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] != "!"
+    assert loading.load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] != "!"
     change(folder / "tokenizer_config.json", chat_template=None)
-    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] == "!"
+    assert loading.load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] == "!"

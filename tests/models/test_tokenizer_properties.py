@@ -1,4 +1,4 @@
-"""A `PlainTokenizer` gives ids, offsets and texts as the tokenizer of transformers does."""
+"""A `StandaloneTokenizer` gives ids, offsets and texts as the tokenizer of transformers does."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from model_files import TEXTS
 
 from esa_cli import models
 from esa_cli.models.tokenization.tokenizer import (
-    PlainTokenizer,
-    load_plain_tokenizer,
+    StandaloneTokenizer,
+    load_standalone_tokenizer,
     load_tokenizer,
 )
 
-Pair = tuple[Any, PlainTokenizer]
+Pair = tuple[Any, StandaloneTokenizer]
 """A tokenizer of transformers, and the one that takes its place."""
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>", "<repo_name>"]
 PIECES = (
@@ -74,7 +74,7 @@ def spaces() -> Any:
 def pair(folder: Path) -> Pair:
     """Both, of a folder, the second one as a later process has it."""
     whole = load_tokenizer(folder)
-    plain = load_plain_tokenizer(folder)
+    plain = load_standalone_tokenizer(folder)
     assert plain is not None
     return whole, plain
 

@@ -123,7 +123,7 @@ def test_a_long_line_takes_more_than_one_call() -> None:
         return list(map(ord, part)), [(at, at + 1) for at in range(len(part))]
 
     text = (WORDS * 30_000)[: 2 << 20]
-    rows = list(windowed_tokenizer.iterate_window_tokens(encode, text))
+    rows = list(windowed_tokenizer.tokenise_by_windows(encode, text))
     assert sum(map(len, rows)) == len(text)
     assert all(int(row[0]) == ord(text[row[1]]) for part in rows for row in part[::9973])
     assert max(calls) == windowed_tokenizer.WINDOW

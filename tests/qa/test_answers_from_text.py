@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_files import new_adapter, save_adapter
+from tiny_reader import save_tiny_reader
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -208,27 +208,19 @@ def test_what_cannot_be_asked(asker: Esa) -> None:
     assert asker.ask(QUESTION, books, max_new_tokens=400).quotation
 
 
-def save(model: Any, folder: Path) -> str:
-    adapter = new_adapter(model, rank=2, alpha=64, seed=1)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(std=0.5)
-    save_adapter(adapter, folder, "random:llama")
-    return str(folder)
-
-
 def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: Path) -> None:
-    folder = save(loaded.model, tmp_path / "adapter")
+    folder = save_tiny_reader(loaded.model, tmp_path / "adapter")
     replies = []
     for more in ([], [f"answer.adapter={folder}"]):
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
             books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
-            reader = asker.spans.passages
-            with asker.session.attachment.suspend_method(), reader.activate_adapter():
-                number = reader.read_passages(QUESTION, ["Ahab opens the gate."]).log_odds[0]
+            with asker.session.attachment.suspend_method():
+                [reading] = asker.spans.passages.read_passages(QUESTION, ["Ahab opens the gate."])
             free = asker.ask("Summarise it.", books, max_new_tokens=6).text
-            replies.append((number, free))
+            replies.append((reading.log_odds, free))
     (bare, free), (adapted, same) = replies
-    assert abs(bare - adapted) > 1e-3
+    assert bare == 0
+    assert abs(adapted) > 1e-3
     assert free == same
 
 
@@ -239,7 +231,7 @@ def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
         esa(loaded, "answer.adapter=none")
     broken = tmp_path / "broken"
     broken.mkdir()
-    (broken / "adapter_config.json").write_text("{}", "utf-8")
+    (broken / "head.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
         esa(loaded, f"answer.adapter={broken}")
     with esa(loaded) as asker:  # the model is free again
@@ -264,9 +256,9 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
-    from esa_cli.qa.presets.resolved_preset import apply_method
+    from esa_cli.qa.presets.resolved_preset import replace_method
 
-    made = apply_method("esa", load_preset("tiny-random", FROM_TEXT))
+    made = replace_method("esa", load_preset("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:
         read = asker.ingest(document(STORY))
         reply = asker.ask(QUESTION, [read], max_new_tokens=3)

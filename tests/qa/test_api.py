@@ -46,7 +46,7 @@ def files(folder: Path) -> list[str]:
     return paths
 
 
-EVENTS = ("found", "progress", "waiting", "finished")
+EVENTS = {"progress": "report_ingest_progress", "waiting": "report_wait_for_process"}
 
 
 def esa(loaded: Any, library: Library | None, *overrides: str, **options: Any) -> Esa:
@@ -54,7 +54,7 @@ def esa(loaded: Any, library: Library | None, *overrides: str, **options: Any) -
     if calls := {name: options.pop(name) for name in EVENTS if name in options}:
         options["events"] = IngestEvents()
         for name, call in calls.items():
-            setattr(options["events"], name, call)
+            setattr(options["events"], EVENTS[name], call)
     return Esa(loaded, load_preset("tiny-random", overrides), library=library, **options)
 
 

@@ -6,8 +6,6 @@ import itertools
 import random
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +30,7 @@ from esa_cli.qa.collecting import (
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
 from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.reading.passage_reader import PassageReading, Span
 from esa_cli.qa.reading.reader import SamplingParams
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
@@ -259,17 +258,12 @@ def test_the_shorter_place_of_words_is_the_surer() -> None:
 class AgeReader:
     """A reader that is sure where a text has an age, and quotes the first one."""
 
-    activate_adapter = nullcontext
-
-    def read_passages(self, question: str, texts: Sequence[str]) -> Any:
+    def read_passages(self, question: str, texts: Sequence[str]) -> list[PassageReading]:
         found = [re.search(r"\d+", text) for text in texts]
-
-        def span(at: int) -> Any:
-            one = found[at]
-            assert one is not None
-            return SimpleNamespace(start=one.start(), end=one.end(), log_probability=-1.0)
-
-        return SimpleNamespace(log_odds=[3.0 if one else -3.0 for one in found], find_span=span)
+        return [
+            PassageReading(3.0, Span(*one.span(), -1.0)) if one else PassageReading(-3.0, None)
+            for one in found
+        ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])

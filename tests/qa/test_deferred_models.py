@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_files import new_adapter, save_adapter
 from finder_encoder import new_finder, save_finder
+from tiny_reader import save_tiny_reader
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -37,10 +37,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
             loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=1
         )
         save_finder(encoder, folder / "finder", "random:llama")
-        adapter = new_adapter(loaded.model, rank=2, alpha=4, seed=1)
-        for _, b in adapter.matrices.values():
-            b.data.normal_(std=0.1)
-        save_adapter(adapter, folder / "adapter", "random:llama")
+        save_tiny_reader(loaded.model, folder / "adapter")
         yield loaded, folder
 
 

@@ -16,7 +16,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.files.families import get_kv_head_shape, list_unequal_kv_heads, map_key_sources
+from esa_cli.models.files import families
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
@@ -80,9 +80,9 @@ def test_sizes_of_layers_from_every_form_of_the_settings() -> None:
     first = {**written, "global_head_dim": 12, **changes}
     del first["per_layer_config"]
     for one in (config, SimpleNamespace(**written), SimpleNamespace(**first)):
-        assert get_kv_head_shape(one) == (1, 12)
-        assert list_unequal_kv_heads(one) == [(2, 8), (1, 12)]
-        assert map_key_sources(one) == {2: 0, 3: 1, 4: 1}
+        assert families.get_kv_head_shape(one) == (1, 12)
+        assert families.list_unequal_kv_heads(one) == [(2, 8), (1, 12)]
+        assert families.map_key_source_layers(one) == {2: 0, 3: 1, 4: 1}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -10,7 +10,7 @@ from conftest import KINDS, build_model
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.fitted_projections import open_calibration_job
+from esa_cli.evaluation.calibration.fitted_projections import open_projection_fitter
 from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
@@ -92,4 +92,4 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="recurrent layers"):
-        open_calibration_job(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path)
+        open_projection_fitter(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path)

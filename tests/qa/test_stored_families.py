@@ -13,8 +13,8 @@ from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
-    TrainingSettings,
-    open_calibration_job,
+    AdamSettings,
+    open_projection_fitter,
 )
 from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.qa.presets.preset import load_preset
@@ -72,10 +72,10 @@ def test_heads_in_layers_that_run_no_method_are_refused() -> None:
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), load_preset("tiny-random")
     (tmp_path / "work").mkdir()
-    job = open_calibration_job(loaded, chosen, TEXT, 200, tmp_path / "work")
-    job.collect_activations()
+    job = open_projection_fitter(loaded, chosen, TEXT, 200, tmp_path / "work")
+    job.store_queries_and_keys()
     assert job.stored.width == 24
-    training = TrainingSettings()
+    training = AdamSettings()
     study = job.measure_recall(6, METHODS, training, [8])
     job.save_best_projections(tmp_path / "maps", study, training)
     path = tmp_path / "gate.txt"
@@ -89,4 +89,4 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
 def test_maps_are_not_fitted_to_layers_with_windows(tmp_path: Path) -> None:
     loaded = load("gemma3_text", tmp_path / "model", **WINDOWS)
     with pytest.raises(UsageError):
-        open_calibration_job(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path / "work")
+        open_projection_fitter(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path / "work")

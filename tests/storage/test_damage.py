@@ -22,7 +22,7 @@ from test_library import (
     text_of,
 )
 
-from esa_cli.attention.algebra import join_key_heads
+from esa_cli.attention.algebra import concat_key_heads
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library
@@ -127,7 +127,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
-        list(two.reduced_key_blocks(0, 40))
+        list(two.get_reduced_blocks(0, 40))
         for _ in range(2):
             with pytest.raises(LibraryError, match="row 5 of layer 1 changed"):
                 two.gather(torch.tensor([4, 5]))
@@ -218,7 +218,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
             layer.append(*rows)
             if one is not None:
-                layer.append_reduced_keys(one.keys(join_key_heads(rows[0])))
+                layer.append_reduced_keys(one.keys(concat_key_heads(rows[0])))
         known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
         entry = writer.finish_document(
             text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known

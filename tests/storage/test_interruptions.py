@@ -79,7 +79,7 @@ def test_a_store_goes_on_after_an_interruption(make: Callable[[], Any], action: 
         assert torch.equal(torch.stack((keys, values)), ROWS), after
         at = torch.arange(before, before + 100, 3)
         assert torch.equal(torch.stack(store.gather(at)), ROWS[:, :, ::3]), after
-        found = [features for _, features in store.reduced_key_blocks(before, before + 100)]
+        found = [features for _, features in store.get_reduced_blocks(before, before + 100)]
         assert torch.equal(torch.cat(found), FEATURES), after
         if not was:
             break

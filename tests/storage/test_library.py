@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli.attention.algebra import join_key_heads
+from esa_cli.attention.algebra import concat_key_heads
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
@@ -95,7 +95,7 @@ def read(
         for layer, maps in zip(writer.layers, projections or [], strict=bool(projections)):
             if maps is not None:
                 keys = layer.span(layer.reduced_key_count, len(layer))[0]
-                layer.append_reduced_keys(maps.keys(join_key_heads(keys)))
+                layer.append_reduced_keys(maps.keys(concat_key_heads(keys)))
         writer.write_complete_segments(projections, states_of(ids, end, layout))
 
 
@@ -145,8 +145,8 @@ def assert_holds(layers: Sequence[KVStore], ids: Sequence[int], layout: Layout =
         maps = fit_of(ids, layout)[i]
         if maps is not None:
             assert layer.reduced_key_count == len(ids)
-            found = torch.cat([block for _, block in layer.reduced_key_blocks(0, len(ids))])
-            torch.testing.assert_close(found, maps.keys(join_key_heads(k)), rtol=1e-5, atol=1e-5)
+            found = torch.cat([block for _, block in layer.get_reduced_blocks(0, len(ids))])
+            torch.testing.assert_close(found, maps.keys(concat_key_heads(k)), rtol=1e-5, atol=1e-5)
 
 
 def files(library: Library) -> set[str]:

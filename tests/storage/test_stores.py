@@ -143,7 +143,7 @@ class Model:
                 assert torch.equal(keys, rows[:, start:place])
             assert place == high
         place, stop = min(low, known := store.reduced_key_count), min(high, known)
-        for start, features in store.reduced_key_blocks(place, stop, most) if known else ():
+        for start, features in store.get_reduced_blocks(place, stop, most) if known else ():
             assert start == place
             assert 0 < features.shape[0] <= most
             place += features.shape[0]
@@ -215,7 +215,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     store.drop_first_tokens(9)
     assert len(store) == store.reduced_key_count == 11
     assert torch.equal(store.span(0, 11)[1], rows[1, :, 9:])
-    assert torch.equal(torch.cat([b for _, b in store.reduced_key_blocks(0, 11)]), features[9:])
+    assert torch.equal(torch.cat([b for _, b in store.get_reduced_blocks(0, 11)]), features[9:])
 
 
 def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:

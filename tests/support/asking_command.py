@@ -18,8 +18,8 @@ def run_command(
     *words: str,
     stdin: bytes | None = None,
 ) -> Any:
-    """The result of one command, for which `asker` is what `open_esa` gives."""
-    place = "esa_cli.apps.cli.model_and_documents.open_esa"
+    """The result of one command, for which `asker` is what `open_model` gives."""
+    place = "esa_cli.apps.cli.model_and_documents.open_model"
     monkeypatch.setattr(place, lambda *given, **more: nullcontext(asker))
     app = typer.Typer()
     app.command()(command)

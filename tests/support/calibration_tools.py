@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistancePositions
-from esa_cli.attention.selection import SumScore
+from esa_cli.attention.selection import LogitSum
 from esa_cli.attention.window import Window
 
 
@@ -16,7 +16,7 @@ def selective(rotate: bool = False) -> Method:
     """A method that selects from early on, with chunks that do not divide a feed."""
     return Method(
         window=Window(initial=2, selected=6, local=8, chunk=10),
-        score=SumScore(rotate=rotate),
+        score=LogitSum(rotate=rotate),
         position=FixedDistancePositions(64),
     )
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.evaluation.conformance import CheckResult, check
+from esa_cli.evaluation.conformance import PluginCheckResult, check
 from esa_cli.methods import registry
 
 
-def failed(findings: list[CheckResult]) -> dict[str, str]:
+def failed(findings: list[PluginCheckResult]) -> dict[str, str]:
     """What did not pass, and why; a finding has a detail exactly when it did not."""
     assert all(finding.passed == (finding.detail == "") for finding in findings)
     return {finding.check: finding.detail for finding in findings if not finding.passed}

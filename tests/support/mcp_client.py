@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.mcp_server import DocumentTools, make_lazily_loaded_esa, open_mcp_server
+from esa_cli.apps.server.mcp_server import McpDocumentTools, make_lazily_loaded_esa, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
@@ -69,17 +69,17 @@ def book_of(source: str | Document) -> Book:
 
 def tools_of(
     asker: Any, library: Library, allowed: Sequence[Path] = (), settings: Sequence[str] = ()
-) -> DocumentTools:
+) -> McpDocumentTools:
     """The tools of a server; `asker` may be a function that loads one."""
     on_demand = make_lazily_loaded_esa(asker if callable(asker) else lambda: asker)
     documents = AllowedDocuments(on_demand, [], allowed, library, with_library=True, max_opened=4)
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
     preset = load_preset("tiny-random", ["answer.from=text", *settings])
-    return DocumentTools(documents, preset, model, Reporter(quiet=True))
+    return McpDocumentTools(documents, preset, model, Reporter(quiet=True))
 
 
 def talk(
-    tools: DocumentTools, conversation: Callable[[Client], Awaitable[Value]], mode: Any = "auto"
+    tools: McpDocumentTools, conversation: Callable[[Client], Awaitable[Value]], mode: Any = "auto"
 ) -> Value:
     """What a client of these tools gets, in memory. Raises MCPError."""
 
@@ -97,7 +97,7 @@ def talk(
     return found
 
 
-def call(tools: DocumentTools, name: str, **arguments: Any) -> Any:
+def call(tools: McpDocumentTools, name: str, **arguments: Any) -> Any:
     """The result of one call of a tool."""
     return talk(tools, lambda client: client.call_tool(name, arguments))
 

@@ -48,8 +48,8 @@ def _is_existing_path(argument: str) -> bool:
 def read_documents(
     document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents that file names, folders and patterns stand for, or only one shard of the
-    documents, and warns of files that are left out.
+    """Reads the documents that file names, folders and patterns stand for, and warns of files that
+    are left out. With a `shard` only this part of the documents is read.
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
@@ -61,11 +61,12 @@ def read_documents(
         if "-" in document_names:
             raise UsageError("--shard cannot divide standard input (-)", SAVE_INPUT)
         count, files = len(files.paths), select_files_of_shard(files, shard)
-        reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
-    return read_files(files, reporter)
+        share = f"{len(files.sources):,} of {count:,} files"
+        reporter.show_note(f"esa: shard {shard}: {share}", dim=False)
+    return read_input_files(files, reporter)
 
 
-def read_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
+def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
     """Reads files as documents, each text once, and warns of files that are left out."""
     from esa_cli.documents.document import gather_documents
 
@@ -76,8 +77,8 @@ def read_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
 
 
 def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line of a stream, except blank lines, as soon as the line
-    is complete; instead of a line that is not UTF-8 an error is yielded."""
+    """Yields the number and text of each line that is not blank, as soon as the line is complete. A
+    line that is not UTF-8 gives an error instead of a text."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -1,8 +1,8 @@
 """Opens what a command needs for a question: the model, and the documents to search.
 
-Documents that the command line names one by one are always opened. Files of folders and patterns
-and, with `--library`, the documents of the library are candidates: those whose words fit the
-question best are opened.
+Documents that the command line names one by one are always opened. From the files of folders
+and patterns and, with `--library`, from the library, the documents whose words fit the question
+best are opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from esa_cli.apps.cli.inputs import read_files
+from esa_cli.apps.cli.inputs import read_input_files
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
@@ -58,41 +58,41 @@ class IngestProgressDisplay(IngestEvents):
         self._started, self._resumed_at = 0.0, 0
         self._warned = set[str]()
 
-    def found(self, book: Book) -> None:
+    def report_stored_document(self, book: Book) -> None:
         self._warn_of_missing_contents(book.document)
 
-    def unread(self, document: Document, tokens: int) -> None:
+    def report_unread_document(self, document: Document, tokens: int) -> None:
         self._warn_of_missing_contents(document)
 
-    def unstored(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         self.reporter.clear_spinner()
         if not self.must_store:
             self._warn_once(f"esa: documents are not stored: {error.message}")
         return not self.must_store
 
-    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
-        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
+        self.reporter.show_note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
         seconds = self.planner.estimate_ingest_seconds(tokens)
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
-    def progress(self, done: int, total: int) -> None:
-        self._resumed_at = self._resumed_at or done
-        self._show(done, total)
-        if done == total:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
+        self._resumed_at = self._resumed_at or done_tokens
+        self._show(done_tokens, all_tokens)
+        if done_tokens == all_tokens:
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
-            if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.save_ingest_time(total, seconds)
+            if all_tokens >= MIN_MEASURED_TOKENS >= self._resumed_at:
+                self.planner.save_ingest_time(all_tokens, seconds)
 
-    def waiting(self) -> None:
-        self.reporter.note(
+    def report_wait_for_process(self) -> None:
+        self.reporter.show_note(
             "esa: waiting for another esa process that ingests the same document", dim=False
         )
 
-    def finished(self) -> None:
+    def report_ingest_end(self) -> None:
         self.reporter.clear_spinner()
 
     def _warn_of_missing_contents(self, document: Document) -> None:
@@ -107,13 +107,13 @@ class IngestProgressDisplay(IngestEvents):
 
 
 @contextmanager
-def open_esa(
+def open_model(
     preset: Preset | CheckedPreset,
     model_options: ModelOptions,
     reporter: Reporter,
     *,
     keep: bool | None = None,
-    rows: str = "int8",
+    kv_dtype: str = "int8",
     library: Library | None = None,
     reader: ReaderChoice | None = None,
 ) -> Iterator[Esa]:
@@ -122,7 +122,7 @@ def open_esa(
     Args:
         keep: whether documents are stored in the library. None means that only token indexes are
             stored, which are small and take long to make.
-        rows: precision of stored KV caches, `int8` or `native`.
+        kv_dtype: precision of stored KV caches, `int8` or `native`.
         library: where documents are stored; None means the user's library.
         reader: the model that writes the answers; None means the reader of the preset.
 
@@ -131,7 +131,7 @@ def open_esa(
     if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
-            raise UsageError(wrong, "leave out the option --no-keep or --cache")
+            raise UsageError(wrong, "leave out either --no-keep or --cache")
         keep = True
     ready = preset
     if not isinstance(ready, CheckedPreset):
@@ -149,7 +149,7 @@ def open_esa(
     with (
         quiet_transformers(import_if_needed=False),
         Esa.from_checked_preset(
-            ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
+            ready, library=library, keep=stores, rows=kv_dtype, reader=reader, events=display,
             observer=reporter,
         ) as esa,
     ):  # fmt: skip
@@ -160,9 +160,9 @@ def open_esa(
             reporter.clear_spinner()
 
 
-class QuestionDocuments:
-    """Opens the documents for questions: the documents named on the command line, and the best
-    candidates from folders, patterns and the library.
+class DocumentOpener:
+    """Opens the documents named on the command line, and those files of folders and documents of
+    the library whose words fit a question best.
 
     Args:
         stack: closes the library's catalogue at its end.
@@ -207,24 +207,24 @@ class QuestionDocuments:
                 )
         if not files.sources and not self._candidates:
             raise UsageError("the library has no documents", "add documents with `esa ingest`")
-        self.gathered = read_files(files if self._catalogue is None else named, reporter)
+        self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 
-    def set_document_openers(
+    def set_opening_functions(
         self,
         named_books: Sequence[Book],
-        open_entry: Callable[[LibraryEntry], Book],
-        open_path: Callable[[str], Book] | None,
+        open_stored_document: Callable[[LibraryEntry], Book],
+        open_file: Callable[[str], Book] | None,
     ) -> None:
-        """Sets the opened named documents, and the functions that open candidate documents of the
-        library (`open_entry`) and candidate files (`open_path`)."""
-        self._books, self._open_entry, self._open_path = list(named_books), open_entry, open_path
+        """Sets the named documents, and the functions that open candidate documents."""
+        self._books, self._open_stored_document = list(named_books), open_stored_document
+        self._open_file = open_file
         self._reporter.is_brief = bool(self._candidates)
 
-    def open_documents_for(self, question: str, *, all_that_match: bool = False) -> list[Book]:
-        """Opens the named documents and the best candidates for a question, or with
-        `all_that_match` all candidates that contain a word of the question. Raises UsageError:
-        no document can be used."""
+    def open_documents(self, question: str, *, all_that_match: bool = False) -> list[Book]:
+        """Opens the named documents, and the candidate documents that fit a question best or, with
+        `all_that_match`, all candidate documents that contain a word of the question. Raises
+        UsageError: no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -242,10 +242,11 @@ class QuestionDocuments:
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
-            raise UsageError("the preset cannot answer from any document", "run `esa ingest`")
+            wrong = "none of the documents can be used with this preset"
+            raise UsageError(wrong, "run `esa ingest` with this preset")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
         if is_searched:
-            self._reporter.note(
+            self._reporter.show_note(
                 f"esa: searched the words of {len(candidates):,} documents, opened the best "
                 f"{len(books)}"
             )
@@ -259,13 +260,13 @@ class QuestionDocuments:
         """Opens a candidate document from the library or its file; returns None after an error."""
         for entry in candidate.entries:
             try:
-                return self._open_entry(entry)
+                return self._open_stored_document(entry)
             except (UsageError, DocumentError) as error:
                 if not isinstance(error, UsageError) or self._catalogue is None:
                     self._reporter.warn_document_left_out(error.message)
         try:
-            if self._open_path is not None and candidate.path:
-                return self._open_path(candidate.path)
+            if self._open_file is not None and candidate.path:
+                return self._open_file(candidate.path)
         except DocumentError as error:
             self._reporter.warn_document_left_out(error.message)
         return None
@@ -276,13 +277,13 @@ class QuestionDocuments:
         file_paths: Sequence[str],
         stack: ExitStack,
     ) -> None:
-        """Finds the candidate documents in the library and, if not all can be opened, in files."""
+        """Lists documents that may be opened, and indexes their words if they are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
             catalogue = own_stack.enter_context(catalogue_context)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.update_and_list_texts(
+                stored = library_texts.list_current_texts(
                     catalogue, reporter.start_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()
@@ -335,8 +336,8 @@ class LazyPassageFinder:
 
     Args:
         preset: a preset from `make_preset_for_finding`.
-        load_esa: loads the `Esa` with the model.
-        ingests_unread: whether a document without a token index is ingested before the search."""
+        load_model: loads the `Esa` with the model.
+        ingests_new: whether a document without a token index is ingested before the search."""
 
     def __init__(
         self,
@@ -344,19 +345,19 @@ class LazyPassageFinder:
         model: ModelOptions,
         library: Library,
         reporter: Reporter,
-        load_esa: Callable[[], Esa],
+        load_model: Callable[[], Esa],
         *,
-        ingests_unread: bool = False,
+        ingests_new: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
         _ = model.choose_device_and_dtype(), get_memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
-        self._load, self._read = load_esa, ingests_unread
+        self._load, self._read = load_model, ingests_new
         self.is_loaded = False
         """Whether the model has been loaded."""
 
     def open_document(self, path_or_document: str | Document) -> Book:
-        """Opens a document, or reads it from a path, for a search of passages. Raises EsaError."""
+        """Opens a document, or a path, for a search of passages. Raises EsaError."""
         document = path_or_document
         document = read_document(document) if isinstance(document, str) else document
         book = None
@@ -372,7 +373,7 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_document(self, entry: LibraryEntry) -> Book:
-        """Opens a document of the library for a search. Raises LibraryError: it is damaged."""
+        """Opens a document of the library for a search. Raises LibraryError: a file is damaged."""
         return self.open_document(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from esa_cli.apps.open_books import OpenBookCache
+from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
@@ -40,8 +40,8 @@ STORED = "library:"
 
 @dataclass(frozen=True)
 class RequestableDocument:
-    """A document that requests may name by its `id`: a document of the command line (`is_given`), a
-    file in an allowed folder (`path`), or a `text` of the library."""
+    """A document that requests may name by its `id`. The document comes from the command line
+    (`is_given`), from an allowed folder (`path`), or from the library (`text`)."""
 
     id: str
     path: str = ""
@@ -49,7 +49,7 @@ class RequestableDocument:
     is_given: bool = False
 
     def get_cache_key(self) -> str:
-        """Returns the document's key in a cache: its path, or its id with a digest of its text."""
+        """Returns the document's path, or its id with a digest of its text, as a key of caches."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
@@ -83,26 +83,27 @@ class AllowedDocuments:
         self.allowed_folders = [folder.resolve(strict=True) for folder in allowed_folders]
         self.library, self.has_stored = library or Library(), with_library
         self._limit = max_opened
-        self._books = OpenBookCache(esa)
+        self._books = OpenDocumentCache(esa)
         self._given: dict[str, RequestableDocument] = {}
         for number, book in enumerate(given_books, 1):
             id = f"esa:{number}"
             self._given[id] = RequestableDocument(id, book.document.source, is_given=True)
-            self._books.keep_book_open(book)
+            self._books.keep_document_open(book)
 
-    def find_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
-        """Returns the documents that a request names or, if it names none, all documents of the
-        command line or else of the library. Raises ApiError 400, 403, 404, LibraryError."""
+    def resolve_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
+        """Returns the documents that a request names. A request without names means all documents
+        of the command line or, if there are none, of the library. Raises ApiError 400, 403, 404,
+        LibraryError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
-            return [self._find_document(name, list_stored_texts) for name in names]
+            return [self._resolve_document(name, list_stored_texts) for name in names]
         documents = list((self._given or self.list_stored_texts()).values())
         if not documents:
             hint = 'name a document, as {"documents": ["book.txt"]}'
             raise ApiError(400, f"the request names no document; {hint}", "documents")
         return documents
 
-    def _find_document(
+    def _resolve_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, RequestableDocument]]
     ) -> RequestableDocument:
         """Finds a document by its id, its path, or its name in the library."""
@@ -159,7 +160,7 @@ class AllowedDocuments:
         read: bool | None = None,
         open_book: Callable[[Document], Any] | None = None,
     ) -> list[OpenDocument]:
-        """Opens the named documents or, if they are too many, those that fit the question best.
+        """Opens the named documents or, if there are too many, those that fit the question best.
         Only the server's `JobThread` may call `open_documents`.
 
         Args:
@@ -179,7 +180,7 @@ class AllowedDocuments:
         self._books.needed = () if is_searched else [one.get_cache_key() for one in chosen]
         must_read = not is_searched if read is None else read
         open_document = open_book or partial(
-            self._books.open_book, progress=progress, read=must_read
+            self._books.open_document, progress=progress, must_ingest=must_read
         )
         opened: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
@@ -209,7 +210,7 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[RequestableDocument]:
-        """Returns the named files and library texts that can be read, best for a question first."""
+        """Returns the named documents that can be read, those that fit a question best first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
@@ -228,7 +229,7 @@ class AllowedDocuments:
     def read_named_document(self, document_name: str) -> Document:
         """Reads one document without using the model, in any thread. Raises DocumentError. ApiError
         403, 404: the document is missing or may not be named."""
-        named = self._find_document(document_name, cache(self.list_stored_texts))
+        named = self._resolve_document(document_name, cache(self.list_stored_texts))
         return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
     def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
@@ -244,9 +245,9 @@ class AllowedDocuments:
             texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
             raise DocumentError(*texts) from error
 
-    def list_allowed_files(self, left_out: list[str]) -> dict[Path, str]:
-        """Returns the ids of readable files in the allowed folders, by their resolved paths, and
-        adds messages about the other files to `left_out`."""
+    def list_allowed_files(self, left_out_messages: list[str]) -> dict[Path, str]:
+        """Returns the ids of readable files in the allowed folders, by resolved path. Messages
+        about left-out files are added to `left_out_messages`."""
         ids = dict[Path, str]()
         for folder in self.allowed_folders:
             found = FoundFiles()
@@ -255,7 +256,7 @@ class AllowedDocuments:
                 lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
             except DocumentError as error:
                 lines = [f"{error.message}; {error.hint}"]
-            left_out += [line.replace(str(folder), folder.name) for line in lines]
+            left_out_messages += [line.replace(str(folder), folder.name) for line in lines]
             for path in found.files:
                 id = Path(path).relative_to(folder).as_posix()
                 # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
@@ -274,22 +275,22 @@ def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add_document(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_document_json(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
     for number, book in enumerate(documents.given_books, 1):
-        add_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
+        add_document_json(f"esa:{number}", book.document.name, book.document.bytes, "given")
     paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
     for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add_document(id, path.name, path.stat().st_size, "file")
+            add_document_json(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_document(id, text.name, text.bytes, "stored" if text.entries else "synced")
+                add_document_json(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

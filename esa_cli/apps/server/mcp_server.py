@@ -29,7 +29,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import allowed_documents
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
+from esa_cli.apps.server.worker import JobQueueFullError, JobThread, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
@@ -73,7 +73,7 @@ class ToolArguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class FindArguments(ToolArguments):
+class FindToolArguments(ToolArguments):
     """Finds the passages of the library, or of some documents, that fit words or a question best.
     Each passage comes with its document, page, line and character offsets, and with a score in
     standard deviations above the mean. Calls of `find` are quick."""
@@ -83,7 +83,7 @@ class FindArguments(ToolArguments):
     limit: int = Field(8, ge=1, le=50, description="Maximum number of passages.")
 
 
-class AskArguments(ToolArguments):
+class AskToolArguments(ToolArguments):
     """Answers one question from documents of any length with a small local model. Returns the
     answer, whether the documents seem to contain it (`found`), and the passages that support it or
     come nearest, with scores from 0 to 1. A call of `ask` takes seconds to a minute."""
@@ -100,7 +100,7 @@ class AskArguments(ToolArguments):
     )
 
 
-class IngestArguments(ToolArguments):
+class IngestToolArguments(ToolArguments):
     """Reads files (PDF, EPUB, Word, HTML, text and more) into the library with the local model, so
     that `find` and `ask` search them by meaning. To read a book takes minutes; after a stop the
     next call continues. In the result `stored` is false if the library cannot be written, and
@@ -112,7 +112,7 @@ class IngestArguments(ToolArguments):
     )
 
 
-class ListArguments(ToolArguments):
+class ListToolArguments(ToolArguments):
     """Lists the documents of the library, and files that calls may name. The field `how` is
     `read` if the model has read the document, `words` if only its words are indexed, and `file` if
     it is found only when named. Files in the listed `folders` may be named by their paths, too."""
@@ -122,7 +122,7 @@ class ListArguments(ToolArguments):
     skip: int = Field(0, ge=0, description="Documents to leave out, for the next page.")
 
 
-class ShowArguments(ToolArguments):
+class ShowToolArguments(ToolArguments):
     """Shows the text of a document around a character offset, and the length of the whole text in
     `characters`. To read on, call `show` again with `end` as `offset` and 0 as `before`."""
 
@@ -132,11 +132,11 @@ class ShowArguments(ToolArguments):
     after: int = Field(2000, ge=1, le=MAX_TEXT, description="Characters from the offset on.")
 
 
-def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
+def make_lazily_loaded_esa(load_model: Callable[[], Esa]) -> Esa:
     """Returns an `Esa` whose loading is put off until one of its attributes is used."""
 
     class LazilyLoadedEsa:
-        load_once = staticmethod(cache(load_esa))
+        load_once = staticmethod(cache(load_model))
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.load_once(), name)
@@ -144,7 +144,7 @@ def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
     return cast("Esa", LazilyLoadedEsa())
 
 
-class DocumentTools:
+class McpDocumentTools:
     """The tools of an MCP server; each method is a tool that returns a JSON object. Tools with the
     parameter `job` must run in the server's `JobThread`."""
 
@@ -154,7 +154,7 @@ class DocumentTools:
         self.documents, self.esa = documents, documents.esa
         self._preset, self._model, self._reporter = preset, model, reporter
 
-    def find_passages(self, arguments: FindArguments, job: WorkerJob) -> Result:
+    def find_passages(self, arguments: FindToolArguments, job: WorkerJob) -> Result:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.preset import make_preset_for_finding
 
@@ -162,18 +162,18 @@ class DocumentTools:
             make_preset_for_finding(self._preset), self._model, self.documents.library,
             self._reporter, lambda: self.esa,
         )  # fmt: skip
-        notes, named = list[str](), self.documents.find_documents(arguments.documents)
+        notes, named = list[str](), self.documents.resolve_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_document
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
         job.raise_if_cancelled()
         books = [document.book for document in opened]
         passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
-        note = _join_notes([*notes, *describe_unextracted_parts(books)], unread)
+        note = _format_result_note([*notes, *describe_unextracted_parts(books)], unread)
         return {"passages": _make_passage_json(passages, opened), "note": note}
 
-    def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
-        notes, named = list[str](), self.documents.find_documents(arguments.documents)
+    def ask_documents(self, arguments: AskToolArguments, job: WorkerJob) -> Result:
+        notes, named = list[str](), self.documents.resolve_documents(arguments.documents)
         with self.esa.interruptible(job.raise_if_cancelled):
             opened = self.documents.open_documents(
                 named, job.report_progress, arguments.question, notes, read=arguments.read
@@ -189,12 +189,12 @@ class DocumentTools:
             result["score"] = round(passage.weight, 3)
         return {
             "answer": reply.text.strip(), "found": reply.found, "passages": results,
-            "model": self.esa.name, "note": _join_notes(notes, unread),
+            "model": self.esa.name, "note": _format_result_note(notes, unread),
         }  # fmt: skip
 
-    def ingest_documents(self, arguments: IngestArguments, job: WorkerJob) -> Result:
+    def ingest_documents(self, arguments: IngestToolArguments, job: WorkerJob) -> Result:
         results = []
-        for named in self.documents.find_documents(arguments.documents):
+        for named in self.documents.resolve_documents(arguments.documents):
             started = time.monotonic()
             with self.esa.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
@@ -206,7 +206,7 @@ class DocumentTools:
             })  # fmt: skip
         return {"documents": results}
 
-    def list_documents(self, arguments: ListArguments) -> Result:
+    def list_documents(self, arguments: ListToolArguments) -> Result:
         listed = allowed_documents.make_documents_json(self.documents)
         part = arguments.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
@@ -223,7 +223,7 @@ class DocumentTools:
             "note": "; ".join(listed["left_out"]) or None,
         }
 
-    def show_document_text(self, arguments: ShowArguments) -> Result:
+    def show_document_text(self, arguments: ShowToolArguments) -> Result:
         shown, offset = self.documents.read_named_document(arguments.document), arguments.offset
         text = shown.text
         if offset >= len(text):
@@ -254,8 +254,8 @@ def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocumen
     return results
 
 
-def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
-    """Joins notes, and a note about unread documents, to one line, or returns None without any."""
+def _format_result_note(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
+    """Returns notes as one line, with a note that names unread documents; None without notes."""
     lines = [*notes]
     if unread_books:
         names = shorten_name_list([book.document.name for book in unread_books])
@@ -266,13 +266,13 @@ def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | Non
 
 
 class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
-    """Makes JSON schemas without titles, as models read the schemas in every conversation."""
+    """Makes JSON schemas without titles, which would only lengthen the prompts of models."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
-def _make_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> types.Tool:
+def _make_mcp_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> types.Tool:
     schema = arguments_class.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
@@ -286,18 +286,18 @@ def _make_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> t
 
 
 @contextmanager
-def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
-    """A context manager that makes an MCP server of the tools, and at its end cancels all jobs."""
+def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
+    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
     worker = JobThread(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
-        ("find", "Find passages", FindArguments, tools.find_passages),
-        ("ask", "Ask documents", AskArguments, tools.ask_documents),
-        ("ingest", "Read documents into the library", IngestArguments, tools.ingest_documents),
-        ("list", "List documents", ListArguments, tools.list_documents),
-        ("show", "Show text", ShowArguments, tools.show_document_text),
+        ("find", "Find passages", FindToolArguments, tools.find_passages),
+        ("ask", "Ask documents", AskToolArguments, tools.ask_documents),
+        ("ingest", "Read documents into the library", IngestToolArguments, tools.ingest_documents),
+        ("list", "List documents", ListToolArguments, tools.list_documents),
+        ("show", "Show text", ShowToolArguments, tools.show_document_text),
     ]
     runs = {name: (kind, run) for name, _, kind, run in table}
-    listed = [_make_tool(name, title, kind) for name, title, kind, _ in table]
+    listed = [_make_mcp_tool(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -364,7 +364,7 @@ async def _run_tool_in_worker(
     tokens were read. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
     before, last = 0, 0
     try:
-        with worker.queue_job(run_tool) as events:
+        with worker.queue_job_with_events(run_tool) as events:
             while True:
                 kind, value = await events.get()
                 if kind == "error":
@@ -377,11 +377,11 @@ async def _run_tool_in_worker(
                     last = done
                     text = f"read {before + done:,} of {before + total:,} tokens"
                     await context.session.report_progress(before + done, before + total, text)
-    except QueueFullError:
+    except JobQueueFullError:
         raise UsageError("too many tool calls are waiting already", "try again later") from None
 
 
-def serve_mcp_on_standard_streams(tools: DocumentTools) -> None:
+def serve_mcp_on_standard_streams(tools: McpDocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
     SDK redirects all other prints from standard output to standard error."""
 

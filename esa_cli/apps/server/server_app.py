@@ -4,8 +4,7 @@ Without a token the server accepts only connections from this machine, and refus
 foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
 of a request tell whether a foreign web page has sent the request.
 
-The package sse-starlette is not used, because it patches uvicorn's signal handler, so that a stream
-is cut off half a second after a signal.
+The package sse-starlette is not used, as it cuts off streams half a second after a signal.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
-from esa_cli.apps.server.wire import ApiError, ChatCompletionBodies, ChatRequest, DocumentTextQuery
-from esa_cli.apps.server.worker import Event, JobThread, QueueFullError, WorkerJob
+from esa_cli.apps.server.wire import ApiError, ChatCompletionMaker, ChatRequest, DocumentTextQuery
+from esa_cli.apps.server.worker import Event, JobQueueFullError, JobThread, WorkerJob
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_unextracted_parts
@@ -75,7 +74,7 @@ Events = AsyncGenerator[Event, None]
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on a host and port (0: any free port). Raises UsageError."""
+    """Returns a socket that listens on a port; 0 means any free port. Raises UsageError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -105,19 +104,19 @@ def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve_asgi_app(app: ASGIApp, sock: socket.socket) -> None:
-    """Serves an ASGI application until Ctrl-C or SIGTERM; ignores uvicorn's repeated signal."""
+def serve_asgi_app(app: ASGIApp, listening_socket: socket.socket) -> None:
+    """Serves an ASGI application until Ctrl-C or SIGTERM; ignores a signal that uvicorn repeats."""
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
-        make_uvicorn_server(app).run(sockets=[sock])
+        make_uvicorn_server(app).run(sockets=[listening_socket])
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-class AccessCheck:
+class AccessCheckMiddleware:
     """ASGI middleware that refuses requests without the token or, if `token` is None, requests of
     foreign web pages."""
 
@@ -188,7 +187,7 @@ async def read_request_body(request: Request, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client of a request has closed the connection."""
 
 
@@ -196,12 +195,12 @@ async def yield_job_events(
     worker: JobThread, answer: Callable[[WorkerJob], Reply], request: Request, timeout_s: float
 ) -> Events:
     """Queues a job and yields its events up to ("done", Reply), and ("alive", None) after some
-    seconds without an event. Closing the generator cancels the job. Raises ClientGoneError, the
-    error of the job, or ApiError 429, 504: the queue is full, or the job takes too long."""
+    seconds without an event. Closing the generator cancels the job. Raises the error of the job,
+    ClientDisconnectedError, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_until_client_disconnects(request))
     try:
-        with worker.queue_job(answer) as events:
+        with worker.queue_job_with_events(answer) as events:
             gone.add_done_callback(lambda _: events.put_nowait(("alive", None)))
             while True:
                 event: Event = ("alive", None)
@@ -218,13 +217,13 @@ async def yield_job_events(
                 if kind == "begun":
                     deadline = loop.time() + timeout_s
                 elif gone.done():
-                    raise ClientGoneError
+                    raise ClientDisconnectedError
                 elif loop.time() >= deadline:
                     late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows more"
                     raise ApiError(504, late, code="timeout")
                 else:
                     yield kind, value
-    except QueueFullError:
+    except JobQueueFullError:
         raise ApiError(429, "too many questions are waiting already", code="queue_full") from None
     finally:
         gone.cancel()
@@ -237,8 +236,8 @@ async def _wait_until_client_disconnects(request: Request) -> None:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits the bytes of a request, the tokens of a question with its history, the number of
-    waiting questions, and the seconds that an answer may take."""
+    """The maximum bytes of a request, tokens of a question with its history, number of waiting
+    questions, and seconds of an answer."""
 
     max_body: int = 1_000_000
     max_question: int = 8192
@@ -254,8 +253,8 @@ def make_asgi_app(
     log_answer: Callable[[str], None] = lambda text: None,
     log_error: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the HTTP server as an ASGI application, which logs answers with `log_answer`, and
-    errors that are the server's fault with `log_error`."""
+    """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
+    are the server's fault."""
     limits = limits or ServerLimits()
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
 
@@ -275,7 +274,7 @@ def make_asgi_app(
             Route("/health", routes.show_health),
             Route("/", routes.show_page),
         ],
-        middleware=[Middleware(AccessCheck, token=token)],
+        middleware=[Middleware(AccessCheckMiddleware, token=token)],
         exception_handlers=dict.fromkeys(
             (ApiError, EsaError, HTTPException, Exception), routes.send_error
         ),
@@ -318,7 +317,7 @@ class _ServerRoutes:
 
     async def complete_chat(self, request: Request) -> Response:
         asked = wire.parse_chat_request(await read_request_body(request, self.limits.max_body))
-        completion = ChatCompletionBodies(self.esa.name)
+        completion = ChatCompletionMaker(self.esa.name)
         answer = await run_in_threadpool(self._make_answer_function, asked, completion)
         events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
         try:
@@ -329,18 +328,18 @@ class _ServerRoutes:
                 return StreamingResponse(stream, media_type=kind, headers=headers)
             async with aclosing(events):
                 *_, reply = [value async for _, value in events]
-        except ClientGoneError:
+        except ClientDisconnectedError:
             return Response(status_code=CLIENT_GONE)
         return Response(
             wire.encode_json(completion.make_unstreamed_body(reply)), media_type="application/json"
         )
 
     def _make_answer_function(
-        self, chat_request: ChatRequest, completion: ChatCompletionBodies
+        self, chat_request: ChatRequest, completion: ChatCompletionMaker
     ) -> Callable[[WorkerJob], Reply]:
-        """Returns a function that answers a chat request and adds heat maps to `completion`."""
+        """Returns a function that answers a chat request, and adds heat maps of the documents."""
         question, history = chat_request.split_question_and_history()
-        named = self.documents.find_documents(chat_request.documents)
+        named = self.documents.resolve_documents(chat_request.documents)
 
         def answer_chat_request(job: WorkerJob) -> Reply:
             tokens = self.esa.question_tokens(question, history)
@@ -354,7 +353,7 @@ class _ServerRoutes:
             books = [document.book for document in opened]
             missing.extend(describe_unextracted_parts(books))
             with self.esa.interruptible(job.raise_if_cancelled):
-                settings = chat_request.make_ask_arguments()
+                settings = chat_request.make_esa_ask_arguments()
                 reply = self.esa.ask(
                     question, books, history=history, on_text=job.send_answer_text, **settings
                 )
@@ -371,7 +370,7 @@ class _ServerRoutes:
     async def _stream_answer(
         self,
         chat_request: ChatRequest,
-        completion: ChatCompletionBodies,
+        completion: ChatCompletionMaker,
         first: Event,
         events: Events,
     ) -> AsyncIterator[bytes]:
@@ -390,7 +389,7 @@ class _ServerRoutes:
                     else:
                         yield b": waiting\n\n"
                     kind, value = await anext(events)
-        except ClientGoneError:
+        except ClientDisconnectedError:
             return
         except (ApiError, EsaError) as error:
             yield _encode_sse_event(self._log_and_convert_to_api_error(error).make_error_body())
@@ -434,8 +433,8 @@ def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict
 
 @cache
 def make_browser_page() -> tuple[str, dict[str, str]]:
-    """Returns the web page of `esa serve`, without texts of documents, and its HTTP headers, whose
-    content security policy allows only the page's own scripts and style, and this server."""
+    """Returns the web page of `esa serve` and its HTTP headers. The content security policy allows
+    only the page's own scripts and style, and requests to this server."""
     light, dark = format_css_variables(LIGHT), format_css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     style = colours + _read_page_file("question.css")

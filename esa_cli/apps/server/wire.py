@@ -32,7 +32,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that an HTTP client gets instead of an answer; `param` names its parameter."""
+    """An error that an HTTP client gets; `param` names the wrong parameter of the request."""
 
     status: int
     message: str
@@ -153,7 +153,7 @@ class ChatRequest(BaseModel):
         options = self.stream_options
         return isinstance(options, dict) and options.get("include_usage") is True
 
-    def make_ask_arguments(self) -> dict[str, Any]:
+    def make_esa_ask_arguments(self) -> dict[str, Any]:
         """Returns the request's settings as keyword arguments of `Esa.ask`."""
         limit = self.max_completion_tokens
         return {
@@ -165,8 +165,8 @@ class ChatRequest(BaseModel):
         }
 
     def split_question_and_history(self) -> tuple[str, list[Turn]]:
-        """Returns the question, which is the last message, and the earlier questions with answers;
-        a system message counts as a question without an answer. Raises ApiError 400."""
+        """Returns the question, which is the last message, and the earlier questions with answers.
+        A system message counts as a question without an answer. Raises ApiError 400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
@@ -201,7 +201,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     try:
         return ChatRequest.model_validate_json(body)
     except ValidationError as error:
-        raise _convert_validation_error(error) from error
+        raise _convert_validation_error_to_api_error(error) from error
 
 
 def parse_document_text_query(parameters: Mapping[str, str]) -> DocumentTextQuery:
@@ -209,10 +209,10 @@ def parse_document_text_query(parameters: Mapping[str, str]) -> DocumentTextQuer
     try:
         return DocumentTextQuery.model_validate(dict(parameters))
     except ValidationError as error:
-        raise _convert_validation_error(error) from error
+        raise _convert_validation_error_to_api_error(error) from error
 
 
-def _convert_validation_error(error: ValidationError) -> ApiError:
+def _convert_validation_error_to_api_error(error: ValidationError) -> ApiError:
     """Converts the first fault of a request to an `ApiError` that names the wrong parameter."""
     fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
@@ -231,9 +231,9 @@ def _convert_validation_error(error: ValidationError) -> ApiError:
 
 
 @dataclass(frozen=True)
-class ChatCompletionBodies:
-    """Makes the JSON of an answer, as a whole body or as chunks of a stream; `heat`, for heat maps,
-    and `missing`, for contents that were not extracted, are filled before the answer ends."""
+class ChatCompletionMaker:
+    """Makes the JSON of an answer, as one body or as chunks of a stream. While the answer is
+    made, heat maps are added to `heat`, and notes about contents that are missing to `missing`."""
 
     model: str
     missing: list[str] = field(default_factory=list)
@@ -244,19 +244,18 @@ class ChatCompletionBodies:
     def make_unstreamed_body(self, reply: Reply) -> dict[str, Any]:
         """Returns the JSON body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        content = {"message": message | self._collect_reply_fields(reply)}
+        content = {"message": message | self._select_reply_fields(reply)}
         body = self._make_completion_body("chat.completion", content, reply)
         return body | {"usage": make_token_usage_json(reply)}
 
     def make_stream_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Returns one chunk of a streamed answer."""
         return self._make_completion_body("chat.completion.chunk", {"delta": delta})
 
     def make_last_stream_chunks(self, reply: Reply, with_token_usage: bool) -> list[dict[str, Any]]:
         """Returns a streamed answer's last chunks: its evidence and, if wanted, token counts."""
         end = self._make_completion_body("chat.completion.chunk", {"delta": {}}, reply)
         counts = {**end, "choices": [], "usage": make_token_usage_json(reply)}
-        return [end | self._collect_reply_fields(reply), *([counts] if with_token_usage else [])]
+        return [end | self._select_reply_fields(reply), *([counts] if with_token_usage else [])]
 
     def _make_completion_body(
         self, object_type: str, content: dict[str, Any], reply: Reply | None = None
@@ -267,7 +266,7 @@ class ChatCompletionBodies:
         about = {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
         return {**about, "choices": [choice]}
 
-    def _collect_reply_fields(self, reply: Reply) -> dict[str, Any]:
+    def _select_reply_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
         names = ("evidence", "found", "answered_from", "read", "quotation")
         fields = {name: row[name] for name in names}

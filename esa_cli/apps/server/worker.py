@@ -26,7 +26,7 @@ READING_EVERY_S = 1.0
 """Minimum seconds between two "reading" events of a job."""
 
 
-class QueueFullError(Exception):
+class JobQueueFullError(Exception):
     """The queue of a `JobThread` is full, so that a further job is refused."""
 
 
@@ -35,7 +35,7 @@ class JobCancelledError(Exception):
 
 
 class WorkerJob:
-    """A job of a `JobThread`: computes a result, and passes events to the function `send_event`."""
+    """Computes a result in a `JobThread`, and passes events to the function `send_event`."""
 
     def __init__(self, compute_result: JobFunction, send_event: Callable[[Event], None]) -> None:
         self.compute_result, self.send_event = compute_result, send_event
@@ -94,9 +94,9 @@ class JobThread:
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
-    def queue_job(self, compute_result: JobFunction) -> Iterator[asyncio.Queue[Event]]:
-        """A context manager that queues a job, yields a queue with the job's events, and at its end
-        cancels the job. Raises QueueFullError."""
+    def queue_job_with_events(self, compute_result: JobFunction) -> Iterator[asyncio.Queue[Event]]:
+        """A context manager that queues a job, yields a queue with the job's events, and on exit
+        cancels the job. Raises JobQueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -114,13 +114,13 @@ class JobThread:
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
     def submit_job(self, job: WorkerJob) -> None:
-        """Adds a job to the queue of the thread. Raises QueueFullError."""
+        """Adds a job to the queue of the thread. Raises JobQueueFullError."""
         if self.count_unfinished_jobs() > self.max_waiting:
-            raise QueueFullError
+            raise JobQueueFullError
         try:
             self._jobs[job] = self._pool.submit(job.run_job)
         except RuntimeError:  # the worker is closed
-            raise QueueFullError from None
+            raise JobQueueFullError from None
 
     def cancel_all_jobs(self, wait_s: float) -> None:
         """Cancels all jobs and waits for the running job. If the running job does not end within

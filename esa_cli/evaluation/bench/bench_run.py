@@ -60,15 +60,15 @@ def hash_settings_without_prompt(method: str, preset: Preset) -> str:
 
 
 @dataclass(frozen=True)
-class RecordHashes:
+class BenchRecordHashes:
     """The hash of every benchmark record's content by task and id, and the longest prompt."""
 
     hashes: Mapping[tuple[str, str], str]
     longest_prompt: str
 
     def has_all_result_rows(self, journal: ResultsFile, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a result row for every pair of a record and a method.
-        Raises UsageError: a row belongs to another record or to other settings."""
+        """Says whether the result file has a row for every pair of a record and a method. Raises
+        UsageError: a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
             settings = hash_settings_without_prompt(method, preset)
@@ -80,7 +80,7 @@ class RecordHashes:
 
 
 @dataclass(frozen=True)
-class RecordSelection:
+class BenchRecordSelection:
     """A selection of a benchmark's tasks, with at most `limit` records of each task."""
 
     benchmark: Benchmark
@@ -94,11 +94,11 @@ class RecordSelection:
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
-        """Yields lists of consecutive records about one document, for this process's shard only."""
+        """Yields the lists of consecutive records about one document that this process asks."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 
-    def check_and_hash_records(self) -> RecordHashes:
+    def check_and_hash_records(self) -> BenchRecordHashes:
         """Reads and hashes every record, to find invalid records before any question is asked.
         Raises DocumentError, UsageError."""
         hashes: dict[tuple[str, str], str] = {}
@@ -111,10 +111,10 @@ class RecordSelection:
                 raise DocumentError(f"{record.task}: record {record.id!r} has no question", REFETCH)
             hashes[name] = record.compute_hash()
             longest = max(longest, record.before + record.document, key=len)
-        return RecordHashes(hashes, longest)
+        return BenchRecordHashes(hashes, longest)
 
 
-class RecordAnswerer:
+class BenchAnswerer:
     """Answers the questions of a benchmark's records with one method, by greedy decoding."""
 
     def __init__(
@@ -139,9 +139,9 @@ class RecordAnswerer:
             }  # fmt: skip
             ask = partial(self._answer_and_score_record, benchmark, record)
             questions.append(QuestionToAsk(fields, ask, partial(self.check_prompt_length, record)))
-        return DocumentQuestions(questions, partial(self._ingest_document, records[0]))
+        return DocumentQuestions(questions, partial(self._prefill_or_index_document, records[0]))
 
-    def _set_record_prompt(self, record: BenchRecord) -> None:
+    def _use_record_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use_preset(self.preset.model_copy(update={"prompt": prompt}))
 
@@ -151,18 +151,18 @@ class RecordAnswerer:
             self._text.check_question_length(record.question, record.longest)
             return
         self.session.empty_cache()
-        self._set_record_prompt(record)
+        self._use_record_prompt(record)
         self.session.check_length(
             record.question, prime=record.prime, max_new_tokens=record.longest
         )
 
-    def _ingest_document(self, record: BenchRecord) -> bool:
+    def _prefill_or_index_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
         progress = self.make_progress(record)
         if self._text is not None:
-            self._text.ingest_text(record.document, progress)
+            self._text.index_text(record.document, progress)
         else:
-            self._set_record_prompt(record)
+            self._use_record_prompt(record)
             self.session.read(record.document, progress)
         return True
 
@@ -222,14 +222,14 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
             cells = [done.get(task.name, ()) for done in scores.values()]
-            lines.append(_make_table_row(task.title, cells, f"{task.size}"))
+            lines.append(_make_score_table_row(task.title, cells, f"{task.size}"))
         if asked:
             means = [_compute_task_means(tasks, done) for done in scores.values()]
-            lines.append(_make_table_row(f"{group} average", means, f"{len(tasks)} tasks"))
+            lines.append(_make_score_table_row(f"{group} average", means, f"{len(tasks)} tasks"))
     return ["task", "records", *scores], lines
 
 
-def _make_table_row(
+def _make_score_table_row(
     title: str, scores_by_method: Sequence[Sequence[float]], total_count: str
 ) -> list[str]:
     """Makes a row of the score table with the number of scored records, such as `5 of 200`."""

@@ -74,7 +74,7 @@ class Benchmark:
 
     def list_tasks_in_folder(self, folder: Path) -> list[str]:
         """Returns the names of the benchmark's tasks whose files are in a folder."""
-        return [task.name for task in self.tasks if find_task_file(folder, self.files(task.name))]
+        return [task.name for task in self.tasks if find_first_file(folder, self.files(task.name))]
 
     def load_records(
         self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
@@ -82,37 +82,37 @@ class Benchmark:
         """Yields at most `limit_per_task` records of each task. Raises DocumentError: a file is
         missing or has an invalid line. UsageError: a library for the score is missing."""
         for task in tasks:
-            if not find_task_file(folder, self.files(task)):
+            if not find_first_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
                 raise DocumentError(f"{missing} is missing", f"get the files: {self.source}")
             yield from islice(self.read(folder, task), limit_per_task)
 
 
-def find_task_file(folder: Path, file_names: Sequence[str]) -> Path | None:
+def find_first_file(folder: Path, file_names: Sequence[str]) -> Path | None:
     """Finds a file with one of several names in a folder or in the folder's subfolders."""
     paths = (path for name in file_names for path in folder.rglob(name) if path.is_file())
     return min(paths, key=lambda p: (file_names.index(p.name), len(p.parts), str(p)), default=None)
 
 
-def _convert_to_texts(json_value: Any) -> list[Any]:
+def _list_json_texts(json_value: Any) -> list[Any]:
     values = json_value if isinstance(json_value, list) else [json_value]
     return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_convert_to_texts), Field(min_length=1)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_list_json_texts), Field(min_length=1)]
 """One or more texts or numbers, converted to texts."""
 Row = TypeVar("Row", bound=BaseModel)
 T = TypeVar("T")
 
 
-def read_json_lines(
+def read_json_rows(
     folder: Path, file_names: Sequence[str], row_class: type[Row], convert_row: Callable[[Row, int],
     T],
 ) -> Iterator[T]:  # fmt: skip
     """Yields the results of `convert_row(row, line_number)` for each line of a JSON Lines file.
     Raises DocumentError: the file has no rows, a row is not of the class, or `convert_row` raises a
     ValueError."""
-    path, empty = find_task_file(folder, file_names) or folder / file_names[0], True
+    path, empty = find_first_file(folder, file_names) or folder / file_names[0], True
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -138,8 +138,9 @@ def read_json_lines(
         raise DocumentError(f"{path} has no records", REFETCH)
 
 
-def split_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
-    """Fills a prompt template, and splits the prompt into text before, document and question."""
+def fill_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
+    """Fills a prompt template, and returns the text before the document, the document, and the
+    rest."""
     before, after = template.split("{context}")
     return before.format(**values), document, after.format(**values)
 
@@ -167,17 +168,17 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     if form["score"] == "compute_rouge_l":
         metrics.import_benchmark_library("rouge")
 
-    def make_record(row: LongBenchRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: LongBenchRow, line_number: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
-        prompt = split_prompt_template(form["prompt"], row.context, input=row.input)
+        prompt = fill_prompt_template(form["prompt"], row.context, input=row.input)
         data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
             "longbench", task, str(row.name or line_number), *prompt, row.answers,
             longest=form["longest"], chat=form["chat"], data=data,
         )  # fmt: skip
 
-    return read_json_lines(folder, [f"{task}.jsonl"], LongBenchRow, make_record)
+    return read_json_rows(folder, [f"{task}.jsonl"], LongBenchRow, make_bench_record)
 
 
 def score_longbench_output(record: BenchRecord, output: str) -> float:
@@ -200,18 +201,18 @@ class InfiniteBenchRow(BaseModel):
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
     answer: Texts
-    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _convert_to_texts(v or []))] = ()
+    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _list_json_texts(v or []))] = ()
 
 
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: InfiniteBenchRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: InfiniteBenchRow, line_number: int) -> BenchRecord:
         fields = _make_prompt_template_values(row, task)
-        prompt = split_prompt_template(INFINITEBENCH[task]["prompt"], row.context, **fields)
+        prompt = fill_prompt_template(INFINITEBENCH[task]["prompt"], row.context, **fields)
         answers = _find_right_option_and_letter(row) if task in CHOICES else row.answer
         longest = 100 if task == "kv_retrieval" else 32
         return BenchRecord("infinitebench", task, str(line_number), *prompt, answers, longest)
 
-    return read_json_lines(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
+    return read_json_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_bench_record)
 
 
 def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
@@ -250,9 +251,9 @@ def score_infinitebench_output(record: BenchRecord, output: str) -> float:
         case "code_debug":
             return metrics.score_code_debug_output(output, record.answers)
         case "longbook_choice_eng":
-            return metrics.score_multiple_choice(output, record.answers)
+            return metrics.score_multiple_choice_output(output, record.answers)
         case "kv_retrieval":
-            return metrics.score_contained_word(output, record.answers[0])
+            return metrics.score_contained_gold_word(output, record.answers[0])
         case "math_find":
             return metrics.score_first_number(output, record.answers[0])
     return metrics.score_first_integer(output, record.answers[0])
@@ -285,7 +286,7 @@ def list_counting_stars_file_names(task: str) -> Sequence[str]:
 
 
 def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: CountingStarsRow, line_number: int) -> BenchRecord:
+    def make_bench_record(row: CountingStarsRow, line_number: int) -> BenchRecord:
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
         if not asked or document == row.question:
@@ -304,7 +305,7 @@ def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord
         )  # fmt: skip
 
     file_names = list_counting_stars_file_names(task)
-    return read_json_lines(folder, file_names, CountingStarsRow, make_record)
+    return read_json_rows(folder, file_names, CountingStarsRow, make_bench_record)
 
 
 def score_counting_stars_output(record: BenchRecord, output: str) -> float:
@@ -357,7 +358,7 @@ def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     """Yields the records of a NeedleBench task, which hide the same needles in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
     needles = _draw_english_needles(folder, len(DEPTHS))
-    essays = list(read_json_lines(folder, [ESSAYS], NeedleBenchEssayRow, lambda row, _: row.text))
+    essays = list(read_json_rows(folder, [ESSAYS], NeedleBenchEssayRow, lambda row, _: row.text))
     tokenizer = load_gpt4_tokenizer()
     tokens = {essay: tokenizer.encode(essay) for essay in essays}
     for seed in range(REPEATS):
@@ -397,7 +398,7 @@ def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow
             )
         return row
 
-    rows = read_json_lines(folder, [NEEDLES], NeedleBenchNeedleRow, check_needle_fields)
+    rows = read_json_rows(folder, [NEEDLES], NeedleBenchNeedleRow, check_needle_fields)
     english = [row for row in rows if row.language == "English"]
     Random(0).shuffle(english)
     drawn: list[NeedleBenchNeedleRow] = []
@@ -447,7 +448,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         source=NEEDLE_SOURCE,
         files=lambda task: [NEEDLES],
         read=load_needlebench_records,
-        score=lambda record, output: metrics.compute_keyword_share(output, record.answers),
+        score=lambda record, text: metrics.compute_share_of_found_keywords(text, record.answers),
         length=200_000,
         notes={
             "": "If all essays together are shorter than a task's length, the task's texts are "

@@ -1,8 +1,8 @@
 """Fits low-rank projections of queries and keys to a text, and measures the projections' recall.
 
 The queries and keys are collected during a prefill that selects tokens by unreduced queries and
-keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and, unlike in
-the ESA paper, the epoch with the smallest validation loss gives the projections."""
+keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam. Unlike in the
+ESA paper, the projections of the epoch with the smallest validation loss are taken."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from esa_cli.attention.algebra import fold, join_key_heads
+from esa_cli.attention.algebra import concat_key_heads, fold
 from esa_cli.attention.compression import (
     LearnedCompressor,
     Linear,
@@ -40,7 +40,7 @@ from esa_cli.models.attachment.fingerprint import (
     compute_model_fingerprint,
     make_query_rotation_metadata,
 )
-from esa_cli.models.files.families import has_recurrence, list_window_sizes
+from esa_cli.models.files.families import has_recurrence, list_sliding_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
@@ -64,8 +64,8 @@ _MADE_BY = "esa_version"
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
-    """Settings of training projections with Adam, by default as in the ESA paper."""
+class AdamSettings:
+    """Settings for training projections with Adam; the defaults are those of the ESA paper."""
 
     epochs: int = 10
     batch: int = 128
@@ -86,9 +86,7 @@ def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def train_projections(
-    queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings
-) -> Linear:
+def train_projections(queries: Tensor, keys: Tensor, rank: int, settings: AdamSettings) -> Linear:
     """Trains low-rank projections on one layer's folded queries and keys by gradient descent."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
@@ -124,15 +122,15 @@ def train_projections(
 
 
 def fit_projections(
-    method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
+    fitting_method: str, queries: Tensor, keys: Tensor, rank: int, training: AdamSettings
 ) -> Linear:
-    """Fits low-rank projections to one layer's folded queries and keys by the given method."""
+    """Fits low-rank projections to one layer's folded queries and keys by one of `METHODS`."""
     rank = min(rank, queries.shape[1])
-    if method == "learned":
+    if fitting_method == "learned":
         return train_projections(queries, keys, rank, training)
     moments = Moments()
     moments.add_tokens(queries, keys)
-    fit = fit_closed_form_projections if method == "closed-form" else fit_pca_projections
+    fit = fit_closed_form_projections if fitting_method == "closed-form" else fit_pca_projections
     projections = fit(moments, rank)
     return Linear(projections.query_map.contiguous(), projections.key_map.contiguous())
 
@@ -157,7 +155,7 @@ class MethodRecall:
 
 
 @dataclass(frozen=True)
-class CalibrationStudy:
+class RecallStudy:
     """The recall of several methods of fitting projections, measured on held-out tokens."""
 
     tokens: int
@@ -210,7 +208,7 @@ _writing_errors = partial(
 
 
 @dataclass(frozen=True)
-class CalibrationJob:
+class ProjectionFitter:
     """Fits projections to the queries and keys that a model has for the tokens of a text."""
 
     loaded: LoadedModel
@@ -221,7 +219,7 @@ class CalibrationJob:
     of_model: ModelFingerprint
 
     @torch.inference_mode()
-    def collect_activations(self, progress: Progress | None = None) -> None:
+    def store_queries_and_keys(self, progress: Progress | None = None) -> None:
         """Prefills the text, and stores the queries and keys of all tokens and layers in files.
         Raises ResourceError: the disk is full."""
         folder, layers = self.stored.folder, self.of_model.layers
@@ -235,31 +233,31 @@ class CalibrationJob:
             )
         with attach(self.loaded.model, self.method) as attachment:
 
-            def store_chunk_activations(chunk: ChunkTrace) -> None:
+            def store_chunk_queries_and_keys(chunk: ChunkTrace) -> None:
                 queries, distance = chunk.queries, self.method.position.distance
                 if self.method.score.rotates:
                     queries = chunk.rope.rotate_to_far_distance(queries, distance)
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
-                self.stored.append_queries_and_keys(chunk.layer, folded, join_key_heads(keys))
+                self.stored.append_queries_and_keys(chunk.layer, folded, concat_key_heads(keys))
 
             cache = attachment.new_cache()
             cache.set_expected_token_count(len(self.ids))
-            cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_activations))
+            cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_queries_and_keys))
             prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
     @torch.no_grad()
     def measure_recall(
-        self, rank: int | None, methods: Sequence[str], training: TrainingSettings, ks:
+        self, rank: int | None, fitting_methods: Sequence[str], training: AdamSettings, k_values:
         Sequence[int], progress: Progress | None = None,
-    ) -> CalibrationStudy:  # fmt: skip
-        """Fits projections of each layer by each method, by default with the preset's rank, and
-        measures recall@k for several numbers k of keys."""
+    ) -> RecallStudy:  # fmt: skip
+        """Fits each layer's projections by each method, and measures recall@k for several k. A rank
+        of None stands for the preset's rank."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
-        ks = sorted({max(1, min(k, held // 2)) for k in ks})
-        results = {method: MethodRecall() for method in methods}
+        k_values = sorted({max(1, min(k, held // 2)) for k in k_values})
+        results = {method: MethodRecall() for method in fitting_methods}
         for layer in range(layers):
             queries, keys = (x.to(device) for x in self.stored.load_queries_and_keys(layer))
             asked, apart = pick_evenly_spaced_rows(queries[-held:], QUERIES), keys[-held:]
@@ -268,15 +266,13 @@ class CalibrationJob:
             for method, result in results.items():
                 fitted = fit_projections(method, queries[:-held], keys[:-held], rank, own_training)
                 reduced = fitted.queries(asked) @ fitted.keys(apart).T
-                result.recall.append([compute_recall_at_k(full, reduced, k) for k in ks])
+                result.recall.append([compute_recall_at_k(full, reduced, k) for k in k_values])
                 result.projections.append(Linear(fitted.query_map.cpu(), fitted.key_map.cpu()))
             if progress:
                 progress(layer + 1, layers)
-        return CalibrationStudy(len(self.ids), held, [rank] * layers, ks, results)
+        return RecallStudy(len(self.ids), held, [rank] * layers, k_values, results)
 
-    def save_best_projections(
-        self, path: Path, study: CalibrationStudy, training: TrainingSettings
-    ) -> None:
+    def save_best_projections(self, path: Path, study: RecallStudy, training: AdamSettings) -> None:
         """Writes the best method's projections to a file, with the training settings. Raises
         ResourceError, DocumentError: the file cannot be written."""
         trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
@@ -299,7 +295,7 @@ class CalibrationJob:
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of a method that uses projections. Raises UsageError:
     the method is unknown, or scores with unreduced keys."""
-    target = resolved_preset.apply_compared_method(method_name, preset)
+    target = resolved_preset.set_method_to_compare(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
             f"method {method_name!r} scores with unreduced keys, and cannot use projections",
@@ -309,14 +305,14 @@ def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
     return target
 
 
-def open_calibration_job(
+def open_projection_fitter(
     loaded: LoadedModel, preset: Preset, text: str, max_tokens: int, folder: Path
-) -> CalibrationJob:
-    """Returns a job that fits projections to the first tokens of a text, and stores queries and
-    keys in a folder. Raises UsageError: the text is too short, or the model has sliding-window or
-    recurrent layers."""
+) -> ProjectionFitter:
+    """Returns a `ProjectionFitter` for the first tokens of a text, which stores queries and keys in
+    a folder. Raises UsageError: the text is too short, or the model has sliding-window or recurrent
+    layers."""
     config = loaded.model.config
-    if any(list_window_sizes(config)) or has_recurrence(config):
+    if any(list_sliding_windows(config)) or has_recurrence(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
@@ -332,7 +328,7 @@ def open_calibration_job(
     of_model = compute_model_fingerprint(loaded.model)
     method = replace(resolve_preset(preset).method, compressor=NoCompression())
     stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
-    return CalibrationJob(loaded, preset, method, ids, stored, of_model)
+    return ProjectionFitter(loaded, preset, method, ids, stored, of_model)
 
 
 def refuse_to_overwrite_foreign_file(path: Path) -> None:
@@ -343,5 +339,5 @@ def refuse_to_overwrite_foreign_file(path: Path) -> None:
         is_ours = False
     if not is_ours:
         raise UsageError(
-            f"{path} exists and is no file of `esa calibrate`", "give --out another path"
+            f"{path} exists, but `esa calibrate` did not write it", "give --out another path"
         )

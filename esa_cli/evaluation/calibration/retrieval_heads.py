@@ -1,10 +1,11 @@
-"""Finds retrieval heads, which are attention heads whose votes find the passage with the answer.
+"""Finds retrieval heads, which are attention heads that attend most to the passage with the answer.
 
-A text with needles, which are hidden facts, is prefilled once. Half of the questions rank the heads
-by how often each head finds the needle alone, and the other half of the questions compare sets of
+The model is asked about needles, which are facts hidden in a text. Half of the questions rank the
+heads by how often a head alone finds the needle. The other half of the questions compare sets of
 the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
-overlapping windows of tokens, and M the number of middle tokens. Heads are ranked by votes, whereas
-Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
+overlapping windows of tokens, and M the number of middle tokens. A head's votes are its attention
+weights over the middle tokens. Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that
+an answer copies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.selftest_run import find_token_positions
 from esa_cli.evaluation.tasks.task_sample import TaskDocument
-from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
+from esa_cli.methods.consensus import average_over_windows, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import LoadedModel
 from esa_cli.models.attachment.attach import attach
@@ -58,11 +59,11 @@ def choose_window_stride(window_size: int) -> int:
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Sums middle tokens' votes (M,) over overlapping windows, and likewise the votes times the
-    tokens' offsets, and returns all sums as a tensor (2, W)."""
+    """Returns for W overlapping windows of tokens the sums of the tokens' votes (M,), and the sums
+    of votes times token offsets, as a tensor (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
+    return average_over_windows(both, window_size, choose_window_stride(window_size)) * window_size
 
 
 def find_needle_hits_and_margins(
@@ -94,9 +95,9 @@ def find_needle_hits_and_margins(
 
 
 @dataclass(eq=False)
-class VoteCollector(Selector):
-    """A selector that selects no token, but collects the votes of heads and of sets of heads in all
-    layers for the last chunk of one question."""
+class HeadVoteCollector(Selector):
+    """A selector that selects no token, but collects which heads and which sets of heads attend to
+    the needle of one question."""
 
     needle: range  # the absolute positions of the needle's tokens
     window_tokens: int
@@ -110,23 +111,23 @@ class VoteCollector(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         singles = [((step.layer, head),) for head in range(step.queries.shape[0])]
-        self.alone[step.layer] = self._find_needle_hits(self._sum_votes_by_set(step, singles))
+        self.alone[step.layer] = self._find_needle_hits(self._sum_votes_by_head_set(step, singles))
         if self.sets:
-            self.together[step.layer] = self._sum_votes_by_set(step, self.sets)
+            self.together[step.layer] = self._sum_votes_by_head_set(step, self.sets)
         return torch.arange(0, device=step.queries.device)
 
-    def _sum_votes_by_set(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
+    def _sum_votes_by_head_set(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Returns the sums (X, 2, W) of each head set's votes in one layer, by window of tokens."""
 
         @cache  # sets with the same heads in this layer have the same votes
-        def sum_votes_of_set(heads: HeadSet | None) -> Tensor:
-            if heads is None:
+        def sum_votes_of_head_set(head_set: HeadSet | None) -> Tensor:
+            if head_set is None:
                 return sum_votes_by_window(torch.zeros(step.middle), self.window_tokens)
-            votes = replace(self.score, heads=heads).scores(step)
+            votes = replace(self.score, heads=head_set).scores(step)
             return sum_votes_by_window(votes, self.window_tokens)
 
         here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
-        return torch.stack([sum_votes_of_set(heads) for heads in here])
+        return torch.stack([sum_votes_of_head_set(heads) for heads in here])
 
     def _find_needle_hits(self, vote_sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
@@ -145,7 +146,7 @@ class VoteCollector(Selector):
 
 
 @dataclass(frozen=True)
-class HeadResult:
+class HeadHits:
     """The numbers of needles that one attention head found in the search for retrieval heads."""
 
     layer: int
@@ -158,11 +159,11 @@ class HeadResult:
         return self.layer, self.head
 
 
-def rank_heads(needles_found: Tensor, held_out_found: Tensor, margins: Tensor) -> list[HeadResult]:
-    """Sorts all heads by needles found, and then by margin, from tensors of shape (layers, H)."""
-    found, held_out = needles_found.tolist(), held_out_found.tolist()
+def rank_heads(needle_hits: Tensor, held_out_hits: Tensor, margins: Tensor) -> list[HeadHits]:
+    """Sorts all heads by hits and then by margin, which are given as tensors (layers, H)."""
+    found, held_out = needle_hits.tolist(), held_out_hits.tolist()
     heads = [
-        HeadResult(layer, head, found[layer][head], held_out[layer][head], float(mean))
+        HeadHits(layer, head, found[layer][head], held_out[layer][head], float(mean))
         for layer, row in enumerate(margins)
         for head, mean in enumerate(row)
     ]
@@ -170,7 +171,7 @@ def rank_heads(needles_found: Tensor, held_out_found: Tensor, margins: Tensor) -
 
 
 def choose_smallest_head_set_size(
-    ranked_heads: Sequence[HeadResult], hits_by_size: Mapping[int, int], all_heads_hits: int
+    ranked_heads: Sequence[HeadHits], hits_by_size: Mapping[int, int], all_heads_hits: int
 ) -> int:
     """Returns the size of the smallest set of best heads that finds as many held-out needles as all
     heads together or, if no set does, of the smallest set that finds the most needles."""
@@ -203,7 +204,7 @@ def locate_question_needles(encoder: PromptEncoder, sample: TaskDocument) -> lis
 class HeadSearchResult:
     """The result of a search for retrieval heads, with all heads and the best set of heads."""
 
-    heads: list[HeadResult]
+    heads: list[HeadHits]
     chosen: HeadSet
     ranked_by: int  # the number of questions that rank the heads
     held_out: int  # the number of held-out questions, each about one needle
@@ -219,8 +220,8 @@ class HeadSearchResult:
 
 
 def build_voting_method(preset: Preset) -> Method:
-    """Builds the preset's method with votes of all attention heads. Raises UsageError: the preset's
-    method does not select tokens by votes of chosen heads."""
+    """Builds the preset's method, with a score that sums the votes of all attention heads. Raises
+    UsageError: the preset's method does not select tokens by votes of chosen heads."""
     method = build_attention_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
@@ -276,11 +277,12 @@ def find_retrieval_heads(
         cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
-        def collect_votes(
+        def collect_head_votes(
             question_index: int, question: NeedleQuestion, *head_sets: HeadSet
-        ) -> VoteCollector:
-            """Collects the heads' votes for a question, and removes the question from the cache."""
-            votes = VoteCollector(question.needle, size, head_sets, score)
+        ) -> HeadVoteCollector:
+            """Collects the heads' votes for a question, and removes the question from the KV
+            cache."""
+            votes = HeadVoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_question_tokens(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
@@ -295,7 +297,7 @@ def find_retrieval_heads(
             return votes
 
         ranked = [
-            collect_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
+            collect_head_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
         ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
@@ -303,7 +305,7 @@ def find_retrieval_heads(
         pairs = tuple(head.get_layer_and_head() for head in best)
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
-            collect_votes(number, question, ALL, *sets.values())
+            collect_head_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
     head_hits = torch.stack([votes.find_heads_hitting_needle()[0] for votes in held_out])

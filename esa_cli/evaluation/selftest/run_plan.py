@@ -48,7 +48,7 @@ class SelftestSettings:
 
 
 @dataclass(frozen=True)
-class MethodGroup:
+class PrefillGroup:
     """Methods that share one prefill of a document."""
 
     names: tuple[str, ...]
@@ -61,15 +61,15 @@ class MethodGroup:
 
 def group_methods_by_prefill(
     settings: SelftestSettings, preset: Preset, document_tokens: int
-) -> list[MethodGroup]:
+) -> list[PrefillGroup]:
     """Groups the methods of a self-test so that the methods of a group can share a prefill. Raises
     UsageError: a method is unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        chosen = resolved_preset.apply_compared_method(name, preset, document_tokens)
+        chosen = resolved_preset.set_method_to_compare(name, preset, document_tokens)
         if name == resolved_preset.FROM_TEXT:
-            alone.append(MethodGroup((name,), (chosen,), "text"))
+            alone.append(PrefillGroup((name,), (chosen,), "text"))
             continue
         method = resolve_preset(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
@@ -77,10 +77,10 @@ def group_methods_by_prefill(
         fitting = method.get_reduced_key_settings() if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         is_full = chosen.selector["name"] == "full" or (
-            name != resolved_preset.AS_IS and registry.find_recipe(name).full
+            name != resolved_preset.AS_IS and registry.find_method(name).full
         )
         if elsewhere or is_full or settings.reading == "own":
-            alone.append(MethodGroup((name,), (chosen,)))
+            alone.append(PrefillGroup((name,), (chosen,)))
         else:
             shared.setdefault(repr(fitting), []).append((name, chosen))
     if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
@@ -88,22 +88,22 @@ def group_methods_by_prefill(
     together = []
     for pairs in shared.values():
         names, presets = zip(*pairs, strict=True)
-        together.append(MethodGroup(names, presets, "shared" if len(pairs) > 1 else "own"))
+        together.append(PrefillGroup(names, presets, "shared" if len(pairs) > 1 else "own"))
     return [*together, *alone]
 
 
-def choose_full_attention_length(preset: Preset) -> int:
+def get_max_full_attention_tokens(preset: Preset) -> int:
     """Returns how many tokens a document may have for full attention inside the model's window."""
     # A tenth of the window is left for the chat template, the question and the answer.
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
-def make_full_attention_group(preset: Preset) -> MethodGroup:
-    """Makes the method group for full attention, which uses the tokens' true positions."""
+def make_full_attention_group(preset: Preset) -> PrefillGroup:
+    """Makes a group with one method, which is full attention at the tokens' true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
-    return MethodGroup((DENSE,), (validate_preset_settings(preset.name, data),), dense=True)
+    return PrefillGroup((DENSE,), (validate_preset_settings(preset.name, data),), dense=True)
 
 
 def parse_token_count(text: str) -> int:
@@ -137,7 +137,7 @@ def explain_if_attention_is_full(document_tokens: int, presets: Sequence[Preset]
 
 @dataclass(frozen=True)
 class SelectorWithObservers(Selector):
-    """Selects tokens by one selector, and lets other selectors observe the prefill, too."""
+    """Selects tokens by one selector, and calls the method `observe` of other selectors."""
 
     selector: Selector
     others: tuple[Selector, ...]
@@ -151,8 +151,8 @@ class SelectorWithObservers(Selector):
 
 
 def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
-    """Returns a method for a prefill that several methods can use, which attends only to initial
-    and local tokens, and fits the methods' common compressor."""
+    """Returns the method of a prefill that several methods share, which attends to initial and
+    local tokens only, and fits the shared compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.is_observer))
     selector = SelectorWithObservers(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
@@ -162,7 +162,7 @@ def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Meth
 
 
 def prefill_text(
-    session: Session, base_preset: Preset, group: MethodGroup, text: str, progress: Progress
+    session: Session, base_preset: Preset, group: PrefillGroup, text: str, progress: Progress
 ) -> float:
     """Prefills a text for all methods of a group, and returns the seconds that this took."""
     started = time.perf_counter()
@@ -174,13 +174,13 @@ def prefill_text(
     return time.perf_counter() - started
 
 
-def compare_methods(
-    loaded: LoadedModel, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *,
-    max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
+def compare_answers_of_methods(
+    loaded: LoadedModel, preset: Preset, groups: Sequence[PrefillGroup], text: str, question: str,
+    *, max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
     None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Answers one question by every method, and returns for each method a row with the answer, the
-    most relevant passages, times in seconds and sizes of memory in bytes."""
+    """Answers one question by every method, and returns for each method the answer, the most
+    relevant passages, times in seconds and sizes of memory in bytes."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
@@ -192,7 +192,7 @@ def compare_methods(
             progress = make_progress(group.names)
             asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
-                read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
+                read_s, nbytes = asker.index_text(text, progress), asker.nbytes
             else:
                 session.empty_cache()
                 session.use_preset(group.presets[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, answer_questions
+from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, ask_unanswered_questions
 from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import (
@@ -48,7 +48,7 @@ share, since one head with the fact in view is enough."""
 
 @dataclass
 class ChunkRecorder:
-    """A trace function for `Session.ask`, which records each layer's last chunk of a question."""
+    """Records to which tokens the last chunk of a question attends in each layer."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
@@ -75,35 +75,35 @@ def _measure_fact_share_in_view(trace: ChunkTrace, fact_positions: range) -> Nee
     return (inside + mean) / size, (inside + max(selected)) / size
 
 
-def has_facts_in_view(layer_shares: Sequence[float]) -> bool:
+def are_facts_in_view(layer_shares: Sequence[float]) -> bool:
     """Says whether a quarter of the layers attend to at least half of the facts' tokens."""
     return sum(share >= IN_VIEW for share in layer_shares) >= LAYERS * len(layer_shares)
 
 
 def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
-    """Says whether a missed answer's fact was not selected, or was selected but not used."""
+    """Says whether the fact of a missed answer was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_fact_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Makes the fields of a result row that tell the layers' recall of the facts, and why the
-    answer was missed."""
+    """Makes the result fields `recall`, the share of the facts to which layers attend, and `why`,
+    the reason of a missed answer."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": _explain_missed_answer(score, has_facts_in_view(best))}
+    return {"recall": recall, "why": _explain_missed_answer(score, are_facts_in_view(best))}
 
 
 def find_token_positions(
     token_offsets: Sequence[tuple[int, int]], text_start: int, text_end: int, tokens_before: int
 ) -> range:
-    """Returns the absolute positions of the tokens that cover the characters from `text_start` to
-    `text_end` of a document, before which the prompt has `tokens_before` tokens."""
+    """Returns the positions in the prompt of the tokens that cover the characters from `text_start`
+    to `text_end` of a document. The prompt has `tokens_before` tokens before the document."""
     inside = [
         at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
     ]
@@ -123,8 +123,8 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Makes the fields of a result row that tell the passages' recall of the facts, and why the
-    answer was missed."""
+    """Makes the result fields `recall`, the share of the facts that passages contain, and `why`,
+    the reason of a missed answer."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
@@ -146,8 +146,8 @@ class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
 
     Args:
-        listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
-            `row(row)` for each answer, and `note(text)` for a part that is left out.
+        listener: has `show_prefill(test, length, methods, tokens)`, which returns a callback for
+            progress, `show_answer(row)`, and `warn(text)` for a part that is left out.
         deadline: a time of `time.monotonic`, after which no further question is asked.
         shard: the share of the prefills that this process does."""
 
@@ -162,8 +162,8 @@ class SelftestRun:
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def ask_all_questions(self) -> bool:
-        """Asks every question that has no result row in the journal, or returns False when the
-        deadline passes. Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question that has no row in the result file. Returns False if the deadline
+        passed. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_methods_and_questions(session)
@@ -171,8 +171,11 @@ class SelftestRun:
                 SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
-            return answer_questions(
-                documents, self.journal, deadline=self.deadline, on_row=self.listener.row
+            return ask_unanswered_questions(
+                documents,
+                self.journal,
+                deadline=self.deadline,
+                on_result_row=self.listener.show_answer,
             )
 
     def count_tokens(self, text: str) -> int:
@@ -180,35 +183,35 @@ class SelftestRun:
         return count_tokens(self.loaded.tokenizer, text)
 
     @cached_property
-    def own_document_token_count(self) -> int:
-        """The number of tokens of the user's own document with the planted facts."""
+    def user_document_token_count(self) -> int:
+        """The number of tokens of the user's document after facts were planted."""
         return next(self.make_documents(OWN, 0)).length
 
-    def make_documents(self, test: str, document_tokens: int) -> Iterator[TaskDocument]:
+    def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
         """Yields the documents of a self-test, with about `document_tokens` tokens each. Raises
         UsageError: a document cannot hold so many facts, or the haystack is too short."""
         settings = self.settings
         request = TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
-        return find_selftest_task(test).samples(request)
+        return find_selftest_task(test_name).samples(request)
 
-    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.MethodGroup]]:
+    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.PrefillGroup]]:
         """Yields every pair of a document and a group of methods that share one prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_full_attention_group(self.preset)
-                length = run_plan.choose_full_attention_length(self.preset)
+                length = run_plan.get_max_full_attention_tokens(self.preset)
                 try:
                     yield from ((sample, group) for sample in self.make_documents(test, length))
                 except UsageError as error:
-                    self.listener.note(f"{test}: full attention was not measured: {error.message}")
+                    self.listener.warn(f"{test}: full attention was not measured: {error.message}")
             for length in self._list_document_lengths(test):
                 for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_documents(test, length))
 
-    def _list_document_lengths(self, test: str) -> tuple[int, ...]:
-        return (self.own_document_token_count,) if test == OWN else self.settings.lengths
+    def _list_document_lengths(self, test_name: str) -> tuple[int, ...]:
+        return (self.user_document_token_count,) if test_name == OWN else self.settings.lengths
 
     def _check_methods_and_questions(self, session: Session) -> None:
         """Builds every method, and checks the questions about the first document of each test, so
@@ -226,10 +229,10 @@ class SelftestRun:
 
 
 class SelftestAnswerer:
-    """Answers the questions about one document of a self-test by the methods of one group."""
+    """Answers the questions about one document of a self-test by methods that share a prefill."""
 
     def __init__(
-        self, run: SelftestRun, session: Session, sample: TaskDocument, group: run_plan.MethodGroup
+        self, run: SelftestRun, session: Session, sample: TaskDocument, group: run_plan.PrefillGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker: TextAnswerer | None = None
@@ -250,7 +253,7 @@ class SelftestAnswerer:
                 }  # fmt: skip
                 ask = partial(self._ask_and_score_question, preset, question)
                 questions.append(QuestionToAsk(fields, ask))
-        return DocumentQuestions(questions, self._ingest_document)
+        return DocumentQuestions(questions, self._prefill_or_index_document)
 
     def check_question_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
@@ -272,7 +275,7 @@ class SelftestAnswerer:
             preset = preset.model_copy(update={"prompt": prompt})
         self.session.use_preset(preset)
 
-    def _ingest_document(self) -> bool:
+    def _prefill_or_index_document(self) -> bool:
         """Prefills or indexes the document. Returns False if the document is too long for full
         attention inside the model's window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
@@ -286,20 +289,20 @@ class SelftestAnswerer:
                 for q in sample.questions
             )
             if group.dense and len(prompt.encode_document(sample.text)) + max(asked) > context:
-                run.listener.note(
+                run.listener.warn(
                     f"{sample.test}: full attention was not measured: document, question, answer "
                     f"do not fit into the model's window of {context:,} tokens"
                 )
                 return False
         total = run.count_tokens(sample.text)
-        progress = run.listener.reading(sample.test, sample.length, group.names, total)
+        progress = run.listener.show_prefill(sample.test, sample.length, group.names, total)
         if self._asker is not None:
-            self._read_s = self._asker.ingest_text(sample.text, progress)
+            self._read_s = self._asker.index_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
         note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
         if note is not None and not group.dense:
-            run.listener.note(f"{sample.test}: {note}")
+            run.listener.warn(f"{sample.test}: {note}")
         return True
 
     def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:

@@ -24,15 +24,15 @@ def _score_first_integer(question: TaskQuestion, output: str) -> float:
 
 
 def _score_keywords(question: TaskQuestion, output: str) -> float:
-    return metrics.compute_keyword_share(output, question.answers)
+    return metrics.compute_share_of_found_keywords(output, question.answers)
 
 
 def _score_value_of_key(question: TaskQuestion, output: str) -> float:
-    return metrics.score_contained_word(output, question.answers[0])
+    return metrics.score_contained_gold_word(output, question.answers[0])
 
 
 def _score_found_numbers(question: TaskQuestion, output: str) -> float:
-    return metrics.compute_found_answer_share(output, question.answers)
+    return metrics.compute_share_of_found_answers(output, question.answers)
 
 
 _make_keys = key_tasks.make_hidden_key_document
@@ -44,7 +44,7 @@ TASKS: dict[str, SelftestTask] = {
     "number": SelftestTask(partial(_make_keys, key_tasks.NUMBER), _score_first_integer),
     "kv": SelftestTask(key_tasks.make_key_value_document, _score_value_of_key),
     "niah": SelftestTask(key_tasks.make_magic_number_document, _score_found_numbers),
-    "own": SelftestTask(needle_tasks.plant_needles_in_own_document, _score_contained_answer),
+    "own": SelftestTask(needle_tasks.plant_needles_in_user_document, _score_contained_answer),
 }
 """The tasks of all self-tests by name."""
 

@@ -167,7 +167,7 @@ class ChronicleGenerator:
     def write_sentence(
         self, deck_name: str, templates: list[str], values: TemplateSlotValues
     ) -> list[str]:
-        """Writes a sentence from one of the templates, or none if no sentence would be new."""
+        """Returns a list with a new sentence from a template, or an empty list if none is new."""
         for _ in range(4 * len(templates)):
             template = self.draw_without_repeats(deck_name, templates)
             met = {key for key, person in values.people.items() if person.met}
@@ -268,12 +268,12 @@ def plant_facts(paragraphs: list[Paragraph], facts: list[dict[str, Any]]) -> str
     return "\n\n".join(block.join_sentences() for block in paragraphs) + "\n"
 
 
-def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the text of a chronicle with facts, which has about `words` words."""
-    if words < MIN_WORDS:
-        raise ValueError(f"the chronicle with facts needs at least {MIN_WORDS} words, got {words}")
+def build_chronicle(word_count: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
+    """Builds the text of a chronicle with facts, which has about `word_count` words."""
+    if word_count < MIN_WORDS:
+        raise ValueError(f"chronicles with facts need at least {MIN_WORDS} words, got {word_count}")
     facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
-    rest = words - sum(len(fact["fact"].split()) for fact in facts)
+    rest = word_count - sum(len(fact["fact"].split()) for fact in facts)
     return plant_facts(ChronicleGenerator(seed).write_text_without_facts(rest), facts)
 
 

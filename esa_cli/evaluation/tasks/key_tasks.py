@@ -168,7 +168,7 @@ def make_magic_number_document(request: TaskRequest) -> Iterator[TaskDocument]:
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
         asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
-    sentences = _write_needle_sentences(numbers)
+    sentences = _write_number_sentences(numbers)
     planted = dice.draw_items(sentences, len(sentences))
     text, facts = plant_sentences_in_haystack(request, planted)
     questions = tuple(_make_magic_number_question(*q, planted) for q in asked[: request.samples])
@@ -185,7 +185,7 @@ def _draw_magic_numbers(dice: StableRandom, words: Sequence[str], numbers_per_wo
     }
 
 
-def _write_needle_sentences(numbers: Numbers) -> list[str]:
+def _write_number_sentences(numbers: Numbers) -> list[str]:
     return [NEEDLE.format(key=word, value=value) for word in numbers for value in numbers[word]]
 
 
@@ -197,7 +197,7 @@ def _make_magic_number_question(
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
     asked, prime = (ASK_ONE, PRIME_ONE) if len(answers) == 1 else (ASK_MANY, PRIME_MANY)
-    facts = tuple(planted_sentences.index(one) for one in _write_needle_sentences(numbers))
+    facts = tuple(planted_sentences.index(one) for one in _write_number_sentences(numbers))
     return TaskQuestion(
         question_key, asked.format(query=query), answers, facts, 128, prime.format(query=query)
     )

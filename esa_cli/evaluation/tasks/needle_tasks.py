@@ -1,10 +1,10 @@
 """Self-tests that hide needles, which are sentences, in a long text, and ask about the needles.
 
 The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this
-repository. The test `own` hides the same needles in the user's own document. The test `needles` is
-NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles at once. The test
-`stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight places of a text.
-"""
+repository. The test `own` hides the needles of the test `needle` in the user's own document. The
+test `needles` is NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles
+at once. The test `stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight
+places of a text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskDocument,
     TaskQuestion,
     TaskRequest,
-    assign_fact_places,
+    assign_facts_to_questions,
     check_sample_count,
     choose_even_depths,
     divide_questions_among_documents,
@@ -52,8 +52,8 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
-    """Takes a needle for each requested question from the top of the file, and shuffles the needles
-    by the request's seed. Raises UsageError: the file has too few needles."""
+    """Takes a needle for each requested question from the top of the file of needles, and shuffles
+    the needles by the request's seed. Raises UsageError: the file has too few needles."""
     needles = load_needles()
     check_sample_count(request, len(needles), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
@@ -77,7 +77,7 @@ def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
     yield TaskDocument("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
-def plant_needles_in_own_document(request: TaskRequest) -> Iterator[TaskDocument]:
+def plant_needles_in_user_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `own`, which is the user's whole text with needles."""
     if not request.haystack.text:
         raise UsageError(
@@ -126,7 +126,7 @@ def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskDocument]:
         drawn = dice.draw_items(pairs, sum(counts))
         sentences = [kind["needle"].format(arg1=one, arg2=two) for kind, one, two in drawn]
         text, facts = plant_sentences_in_haystack(request, sentences)
-        owners = assign_fact_places(dice, counts)
+        owners = assign_facts_to_questions(dice, counts)
         questions = []
         for which, count in enumerate(counts):
             places = [place for place, owner in enumerate(owners) if owner == which]
@@ -172,7 +172,7 @@ def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskDocument
         count = STARS_PER_QUESTION * len(variants)
         numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
-        owners = assign_fact_places(dice, [STARS_PER_QUESTION] * len(variants))
+        owners = assign_facts_to_questions(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [
             STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
             for owner, a, r in zip(owners, right, wrong, strict=True)

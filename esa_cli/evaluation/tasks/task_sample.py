@@ -140,10 +140,10 @@ class Haystack:
         return cls("the chronicle", chronicle.generate_chronicle_paragraphs(seed))
 
     @classmethod
-    def from_files(cls, source: str) -> Haystack:
+    def from_files(cls, path: str) -> Haystack:
         """Makes a haystack of a text file or of all files in a folder. Raises DocumentError."""
-        texts = [document.text.strip("\n") for document in read_documents([source])]
-        return cls.from_text(Path(source).name or source, "\n\n".join(texts))
+        texts = [document.text.strip("\n") for document in read_documents([path])]
+        return cls.from_text(Path(path).name or path, "\n\n".join(texts))
 
     def take_first_paragraphs(self, count_tokens: TokenCounter, wanted_tokens: int) -> list[str]:
         """Returns the haystack's first paragraphs with about `wanted_tokens` tokens, the last of
@@ -199,8 +199,8 @@ def cut_paragraph(
     if is_markdown_heading(paragraph):
         return ""
 
-    def count_tokens_before(end: int) -> int:
-        return count_added_tokens(count_tokens, paragraph[:end], "\n\n") if end else 0
+    def count_tokens_before(end_offset: int) -> int:
+        return count_added_tokens(count_tokens, paragraph[:end_offset], "\n\n") if end_offset else 0
 
     near = 0
     for boundary in (SENTENCE, WORD, CHARACTER):
@@ -290,7 +290,7 @@ def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageE
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:
-    """Describes a sentence that was planted at a character offset of a text."""
+    """Returns a `PlantedFact` for a sentence at a character offset of a text."""
     return PlantedFact(sentence, start, start + len(sentence), start / len(text))
 
 
@@ -328,9 +328,9 @@ def divide_questions_among_documents(
         yield range(first, min(first + count, request.samples))
 
 
-def assign_fact_places(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
-    """Chooses at random which question each planted fact of a document answers, so that each
-    question's facts are spread over the document, and returns the questions' indices."""
+def assign_facts_to_questions(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
+    """Returns for each planted fact, in the order of the document, the index of the question that
+    the fact answers. Each question's facts are spread over the document at random."""
     rounds = max(facts_per_question)
     out: list[int] = []
     for turn in range(rounds):

@@ -1,11 +1,11 @@
 """Attaches an attention method to a transformers model, and restores the model on `detach`.
 
-No code of transformers is patched: ESA registers an attention function and a mask function named
-"esa", replaces the model's rotary module by one that does not rotate, replaces the configuration by
-a copy, since other models may share the original, and hooks into the base model's forward calls.
-Several models can be attached at once, since ESA's attention function finds the method by the
-attention module that calls the function. docs/design.md explains under "The seam" how a method is
-attached."""
+ESA patches no code of transformers. ESA registers an attention function and a mask function named
+"esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
+the model's rotary module, and a copy replaces the configuration, since other models may share the
+original. Several models can be attached at once, since ESA's attention function finds the method by
+the attention module that calls the function. docs/design.md explains under "The seam" how a method
+is attached."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from esa_cli.models.attachment.layer_traits import (
 from esa_cli.models.files.families import (
     check_esa_supports_config,
     get_model_family,
-    map_key_sources,
+    map_key_source_layers,
 )
 
 NAME = "esa"
@@ -64,8 +64,8 @@ class IdentityRotaryEmbedding(nn.Module):
 
 
 def get_last_token_only_options(config: Any) -> dict[str, int]:
-    """Returns the options by which a forward call computes only the last token in layers that use
-    another layer's keys, or {} if the model's family has no such options."""
+    """Returns the forward options with which layers that use another layer's keys compute only the
+    last token, or {} if the model's family has no such options."""
     return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
 
 
@@ -101,7 +101,7 @@ def _register_forward_call_hooks(
 ) -> list[RemovableHandle]:
     """Registers hooks that store each forward call's `EsaCache` in `current_call`."""
 
-    def remember_cache_of_call(base_model: Any, args: Any, options: Mapping[str, Any]) -> Any:
+    def set_cache_of_running_call(base_model: Any, args: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
         current_call.cache = None
         if not isinstance(cache, EsaCache) or base_model.config._attn_implementation != NAME:
@@ -124,14 +124,14 @@ def _register_forward_call_hooks(
             return args, {**options, "logits_to_keep": 0}
         return None
 
-    def forget_cache_of_call(base_model: Any, args: Any, options: Any, output: Any) -> None:
+    def forget_cache_of_finished_call(model: Any, args: Any, kwargs: Any, output: Any) -> None:
         if (cache := current_call.get_current_cache()) is not None:
             cache.states.record_forward_end(cache.get_seq_length())
         current_call.cache = None
 
     return [
-        base_model.register_forward_pre_hook(remember_cache_of_call, with_kwargs=True),
-        base_model.register_forward_hook(forget_cache_of_call, with_kwargs=True),
+        base_model.register_forward_pre_hook(set_cache_of_running_call, with_kwargs=True),
+        base_model.register_forward_hook(forget_cache_of_finished_call, with_kwargs=True),
     ]
 
 
@@ -165,7 +165,7 @@ class AttachedModel:
         AttentionInterface.register(NAME, _compute_esa_attention)
         AttentionMaskInterface.register(NAME, _refuse_padding_mask)
         self._bare = rotary, (configs := _replace_configs_by_copies(model))
-        shares_keys = bool(map_key_sources(model.config))
+        shares_keys = bool(map_key_source_layers(model.config))
         calls = _register_forward_call_hooks(self.body, self.forward_pass, shares_keys)
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
@@ -218,7 +218,7 @@ class AttachedModel:
 
     @contextmanager
     def suspend_method(self) -> Iterator[None]:
-        """Lets the attached model compute its own attention, without a method, in the block."""
+        """Lets the model compute its own attention, without a method, in a `with` block."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)

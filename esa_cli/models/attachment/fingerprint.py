@@ -57,19 +57,19 @@ def _iterate_module_tensors(
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
         for key in sorted(state.keys() - skipped_names):
-            yield from _iterate_state_entry_tensors(key, state[key])
+            yield from _iterate_state_dict_tensors(key, state[key])
 
 
-def _iterate_state_entry_tensors(entry_name: str, entry: Any) -> Iterator[tuple[str, Tensor]]:
+def _iterate_state_dict_tensors(entry_name: str, entry: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields the names and tensors inside one entry of a module's state dict."""
     if isinstance(entry, Tensor) and hasattr(entry, "__tensor_flatten__"):
         for inner in entry.__tensor_flatten__()[0]:
-            yield from _iterate_state_entry_tensors(f"{entry_name}.{inner}", getattr(entry, inner))
+            yield from _iterate_state_dict_tensors(f"{entry_name}.{inner}", getattr(entry, inner))
     elif isinstance(entry, Tensor):
         yield entry_name, (entry.dequantize() if entry.is_quantized else entry).detach()
     elif isinstance(entry, (tuple, list)):
         for i, one in enumerate(entry):
-            yield from _iterate_state_entry_tensors(f"{entry_name}.{i}", one)
+            yield from _iterate_state_dict_tensors(f"{entry_name}.{i}", one)
     elif not (entry is None or isinstance(entry, (torch.dtype, bool, int, float, str))):
         kind = type(entry).__name__
         raise ModelError(f"weight {entry_name} must be a tensor, got {kind}", LOADED_PLAIN)

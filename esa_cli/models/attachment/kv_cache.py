@@ -1,8 +1,8 @@
 """A transformers `Cache` for one attached model, with the keys and values of attention layers and
 the states of recurrent layers.
 
-The state of a recurrent layer (or the last inputs of a convolution) cannot be cropped as keys can,
-but only be restored to a token count at which the state was copied."""
+The state of a recurrent or convolution layer cannot be cropped as keys can, but only restored to a
+token count at which the state was copied."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from esa_cli.attention.method import KVSharingLayerMemory, LayerMemory, Method
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.files.families import get_model_family, list_layer_cache_kinds, map_key_sources
+from esa_cli.models.files import families
 from esa_cli.storage.memory_store import MemoryKVStore
 
 
 @dataclass
 class CurrentForwardCall:
-    """The `EsaCache` that an attached model's running forward call uses, if a call is running, and
-    the absolute positions of the call's first and last token, if the caller gave positions."""
+    """The `EsaCache` of an attached model's running forward call, or None, and the absolute
+    positions of the call's first and last token, if the caller gave positions."""
 
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
@@ -37,8 +37,8 @@ class CurrentForwardCall:
 
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values, or with `stores_latents` the MLA latents, of one layer of an `EsaCache`,
-    in CPU memory if `on_cpu`, else on the model's device."""
+    """The keys and values of one layer of an `EsaCache`, or its MLA latents if `stores_latents`.
+    Keys and values are in CPU memory if `on_cpu`, else on the model's device."""
 
     is_sliding = False
     is_croppable = True
@@ -161,7 +161,7 @@ class RecurrentStates:
         self._automatic: dict[int, list[RecurrentState]] = {}
 
     def store_state_snapshot(self) -> None:
-        """Stores a copy of the current recurrent states, and deletes all but the two latest."""
+        """Stores a copy of the recurrent states, and deletes all copies but the latest two."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
             self._snapshots[self.tokens] = self.copy_states()
             for oldest in sorted(self._snapshots)[:-SNAPSHOT_COUNT]:
@@ -230,7 +230,7 @@ class EsaCache(Cache):
         self, current_call: CurrentForwardCall, method: Method, config: Any, on_cpu: bool,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
-        latent = get_model_family(config).latent
+        latent = families.get_model_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
             "attention": lambda layer: KvCacheLayer(layer, on_cpu, latent),
             "both": lambda layer: KvAndRecurrentLayer(layer, on_cpu),
@@ -238,12 +238,13 @@ class EsaCache(Cache):
         }
         layers = [
             new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
-            for i, kind in enumerate(list_layer_cache_kinds(config.to_dict()))
+            for i, kind in enumerate(families.list_layer_cache_kinds(config.to_dict()))
         ]
         super().__init__(layers=layers)
         self.kv_layers = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
         self.states = RecurrentStates([one for one in layers if isinstance(one, RecurrentLayer)])
-        self._method_layers, self._sources = method_layers, map_key_sources(config)
+        self._method_layers = method_layers
+        self._sources = families.map_key_source_layers(config)
         self.forward_pass, self.method, self.query = current_call, method, QueryState()
 
     def set_expected_token_count(self, token_count: int) -> None:
@@ -252,8 +253,8 @@ class EsaCache(Cache):
             layer.expected = token_count
 
     def begin_query(self, query_state: QueryState, method: Method | None = None) -> None:
-        """Prepares the cache for a question or a prefill, by another attention method if one is
-        given, and stores a snapshot, so that the cache can be cropped again."""
+        """Prepares the cache for a question or a prefill, with another attention method if one is
+        given. A snapshot of recurrent states is stored, so that the cache can be cropped."""
         self.store_state_snapshot()
         self.query = query_state
         self.method = self.method if method is None else method
@@ -268,7 +269,7 @@ class EsaCache(Cache):
 
     @property
     def is_unobserved_prefill(self) -> bool:
-        """Whether the next forward call is a prefill whose queries nothing observes or records."""
+        """Whether the next forward call is a prefill that no selector or trace observes."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.is_observer
 
@@ -354,8 +355,8 @@ class EsaCache(Cache):
                 layer.crop(-extra)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last `-tokens_to_remove` tokens from the cache; the number is negative as in
-        transformers. Raises UsageError: see `truncate`."""
+        """Removes the last tokens from the cache; as in transformers, `tokens_to_remove` is their
+        negative number. Raises UsageError: see `truncate`."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
@@ -368,8 +369,8 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Computes the reduced, low-dimensional keys of all cached tokens, after fitting the
-        method's compressors, so that the first question is answered sooner."""
+        """Fits the method's compressors and computes the reduced, low-dimensional keys of all
+        cached tokens, which would otherwise delay the first answer."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))

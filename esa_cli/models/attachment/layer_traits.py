@@ -1,4 +1,4 @@
-"""Finds how the attention of a model's layers differs, such as in rotary embedding and window."""
+"""Finds how attention differs between a model's layers, such as in rotary embedding and window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esa_cli.models.files.families import (
     ModelFamily,
     get_model_family,
     list_layer_types,
-    map_key_sources,
+    map_key_source_layers,
 )
 from esa_cli.models.text_passes.text_forward import is_unquantised_weight
 
@@ -30,7 +30,7 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 def list_attention_modules(model: Any) -> list[Any | None]:
     """Returns each layer's attention module, or None for a layer without attention."""
     name, modules = get_model_family(model.config).projections[-1], list[Any | None]()
-    readers = map_key_sources(model.config)
+    readers = map_key_source_layers(model.config)
     for layer in model.base_model.layers:
         own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
         for module in own if isinstance(own, nn.ModuleList) else [own]:
@@ -41,7 +41,7 @@ def list_attention_modules(model: Any) -> list[Any | None]:
 
 def list_kv_layers(model: Any) -> list[int]:
     """Returns the indices of the layers of a model that store keys and values."""
-    readers, modules = map_key_sources(model.config), enumerate(list_attention_modules(model))
+    readers, modules = map_key_source_layers(model.config), enumerate(list_attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
 
 
@@ -96,11 +96,11 @@ def make_attention_traits(
     """Returns each layer's attention traits, or None for a layer without attention."""
     family, types = get_model_family(config), list_layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
-    unrotated, temperature = NoRope(), _make_query_temperature_function(config)
+    unrotated, temperature = NoRope(), _make_query_scaling_function(config)
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary_module is not None else ()
     ropes = {kind: _make_rope(config, family, rotary_module, kind) for kind in attending}
     traits = list[AttentionTraits | None]()
-    windows, rotating = families.list_window_sizes(config), _find_rotating_layers(config, family)
+    windows, rotating = families.list_sliding_windows(config), _find_rotating_layers(config, family)
     each = zip(attention_modules, types, windows, rotating, strict=True)
     for module, kind, window, rotates in each:
         rope = ropes.get(kind, unrotated) if rotates else unrotated
@@ -127,7 +127,7 @@ def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
     return [bool(one) for one in getattr(config, rule)] if rule else [True] * len(types)
 
 
-def _make_query_temperature_function(config: Any) -> Temperature | None:
+def _make_query_scaling_function(config: Any) -> Temperature | None:
     """Returns a function from positions to factors of the queries for models such as Ministral 3,
     whose queries grow with the logarithm of the position, or None for other models."""
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -190,15 +190,15 @@ class LatentProjections:
         """Converts queries (H, C, N + R) of H heads and C tokens, with R rotary dimensions at the
         end, to queries (H, C, R + L) over MLA latents of L dimensions."""
         rest, rotary = torch.split(queries, [self._rest, self._rotary], dim=-1)
-        absorbed = rest @ self._get_head_matrices(queries)[:, : self._rest]
+        absorbed = rest @ self._get_kv_matrices(queries)[:, : self._rest]
         return torch.cat((rotary, absorbed), dim=-1)
 
     def project_sums_to_values(self, weighted_sums: Tensor) -> Tensor:
         """Converts weighted sums of latents (H, C, R + L) to weighted sums of values (H, C, V)."""
         latents = weighted_sums[..., self._rotary :]
-        return latents @ self._get_head_matrices(weighted_sums)[:, self._rest :].transpose(1, 2)
+        return latents @ self._get_kv_matrices(weighted_sums)[:, self._rest :].transpose(1, 2)
 
-    def _get_head_matrices(self, dtype_example: Tensor) -> Tensor:
+    def _get_kv_matrices(self, dtype_example: Tensor) -> Tensor:
         """Returns the matrices (H, N + V, L) that project a latent (L,) to the N unrotated
         dimensions of each head's key and to the V dimensions of its value."""
         projection, weight = self._projection, self._dequantised

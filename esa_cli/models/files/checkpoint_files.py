@@ -1,5 +1,5 @@
-"""Reads and checks a model's folder before loading: config.json, headers of safetensors files, and
-which weights are the language model's if the model also sees images or hears.
+"""Reads and checks config.json and the headers of safetensors files before a model is loaded. In a
+model that also takes images or sound, finds the weights of the language model.
 
 Missing, damaged and malicious model files are reported before torch is imported."""
 
@@ -81,12 +81,12 @@ def check_config_settings(settings: Mapping[str, Any], file_name: object) -> Non
     """Raises ModelError, with the file's name, if a setting of a model has an impossible value."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
-        if value is not None and (rule := _find_broken_setting_rule(name, value)):
+        if value is not None and (rule := _find_rule_broken_by_setting(name, value)):
             message = f"{file_name}: {name} must {rule}, got {repr(value)[:80]}"
             raise ModelError(message, _FETCH_AGAIN)
 
 
-def _find_broken_setting_rule(setting_name: str, value: Any) -> str:
+def _find_rule_broken_by_setting(setting_name: str, value: Any) -> str:
     """Returns the rule that a config.json setting breaks, such as "be above 0", or "" for none."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if setting_name in _COUNTS or setting_name in _TOKENS:
@@ -168,7 +168,7 @@ _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_weight_types(weights: Iterable[WeightInfo], quantization: Mapping[str, Any]) -> None:
+def check_weight_dtypes(weights: Iterable[WeightInfo], quantization: Mapping[str, Any]) -> None:
     """Raises ModelError if transformers 5.23 would silently load wrong numbers for a quantised
     weight, because scales are missing or blocks of numbers do not fit the weight's shape."""
     shapes = {weight.name: weight.shape for weight in weights}
@@ -199,7 +199,7 @@ def compute_weight_bytes(
         keep_quantised: whether weights that are stored quantised stay quantised."""
     weights = list_language_model_weights(folder)
     settings = find_quantization_config(read_config_json(folder))
-    check_weight_types(weights, settings)
+    check_weight_dtypes(weights, settings)
     if keep_quantised:
         return sum(path.stat().st_size for path in list_weight_files(folder))
     total = 0.0
@@ -266,10 +266,10 @@ def read_language_model_settings(folder: Path) -> dict[str, Any]:
 def read_language_model_config(folder: Path) -> Any:
     """Returns transformers' configuration object of the language model in a folder. Raises
     ModelError: transformers cannot read the configuration."""
-    return _read_language_and_checkpoint_configs(folder)[0]
+    return _read_model_and_checkpoint_configs(folder)[0]
 
 
-def _read_language_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
+def _read_model_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint."""
     several = has_language_model_part(read_config_json(folder))
     with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
@@ -298,11 +298,11 @@ def list_language_model_weights(folder: Path) -> list[WeightInfo]:
     weights = list_stored_weights(folder)
     if not has_language_model_part(read_config_json(folder)):
         return weights
-    prefixes = _map_weight_prefixes(folder, [weight.name for weight in weights])
+    prefixes = _map_checkpoint_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
-def list_expected_weights(folder: Path) -> list[WeightInfo]:
+def list_weights_transformers_expects(folder: Path) -> list[WeightInfo]:
     """Returns the names and shapes of the weights that transformers creates for a config.json,
     without allocating the weights. Raises ModelError: transformers does not know the model."""
     config = read_language_model_config(folder)
@@ -318,7 +318,7 @@ def list_expected_weights(folder: Path) -> list[WeightInfo]:
     return [WeightInfo(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
-def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str, str]:
+def _map_checkpoint_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str, str]:
     """Maps the prefixes of a language model's weights in a checkpoint of several parts to the
     prefixes in a plain language model. Raises ModelError: the prefixes are unknown."""
     embeddings = "embed_tokens.weight"
@@ -331,28 +331,28 @@ def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str,
     return {body: "model."} | ({head: "lm_head."} if head else {})
 
 
-def choose_from_pretrained_options(folder: Path) -> dict[str, Any]:
+def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
     """Returns arguments for transformers' `from_pretrained` by which only the language model in a
     folder is loaded: its configuration and, if necessary, a mapping of weight names."""
-    config, whole = _read_language_and_checkpoint_configs(folder)
+    config, whole = _read_model_and_checkpoint_configs(folder)
     if not has_language_model_part(read_config_json(folder)):
         return {"config": config}
-    prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
+    prefixes = _map_checkpoint_prefixes(folder, [one.name for one in list_stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):
         # Lists of modules have names from before or after transformers' own renaming.
         known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
-            name: [_replace_prefix(v, known) for v in value] if isinstance(value, list) else value
+            name: [_map_module_name(v, known) for v in value] if isinstance(value, list) else value
             for name, value in packing.items()
         }
     mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
     return {"config": config, "key_mapping": mapping}
 
 
-def _replace_prefix(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
-    """Replaces the prefix of a module's name as `new_prefixes` maps old to new prefixes."""
+def _map_module_name(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
+    """Replaces the prefix of a module's name; `new_prefixes` maps old to new prefixes."""
     before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
     return new_prefixes[before] + module_name[len(before) :] if before else module_name
 
@@ -363,24 +363,24 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _make_metadata_cache_path(kind: str, model_folder: Path, file_patterns: Sequence[str]) -> Path:
+def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequence[str]) -> Path:
     """Returns the path of the cached metadata of one kind, named by a hash of the model's files."""
     packages = f"{version('transformers')} {version('tokenizers')}"
-    digest = hashlib.sha256(f"{kind} {packages}".encode())
-    for file in sorted({file for one in file_patterns for file in model_folder.glob(one)}):
+    digest = hashlib.sha256(f"{metadata_kind} {packages}".encode())
+    for file in sorted({file for one in file_patterns for file in folder.glob(one)}):
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
     return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def load_model_metadata(
+def load_cached_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns the metadata of one kind that `store_model_metadata` cached for a model's files with
-    the present version of transformers, or None if the cache has none or is damaged."""
+    """Returns metadata that `cache_model_metadata` stored for a model's files with this version of
+    transformers, or None if no usable metadata is stored."""
     with suppress(*_UNUSABLE):
-        path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
+        path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")
         digest, _, text = stored.partition("\n")
         if digest == digest_text(text):
@@ -389,16 +389,16 @@ def load_model_metadata(
     return None
 
 
-def store_model_metadata(
+def cache_model_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
     make_metadata: Callable[[], dict[str, Any]],
 ) -> None:  # fmt: skip
     """Caches metadata of one kind that transformers derives from a model's files, such as settings
-    with defaults, for `load_model_metadata`."""
-    if load_model_metadata(metadata_kind, model_folder, file_patterns) is None:
+    with defaults, for `load_cached_metadata`."""
+    if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):
-            path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
+            path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
                 part.write_text(f"{digest_text(text)}\n{text}", "utf-8")

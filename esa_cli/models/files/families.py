@@ -115,10 +115,10 @@ def check_esa_supports_config(config: Any) -> None:
     """Raises ModelError if ESA cannot be attached to a model with the configuration `config`."""
     kind = getattr(config, "model_type", "unknown")
     check_esa_supports_model_type(kind)
-    list_window_sizes(config)
+    list_sliding_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(
-            f"this {kind} model attends to later tokens as well as earlier", INSTEAD_HINT
+            f"this {kind} model attends to later tokens, not only to earlier", INSTEAD_HINT
         )
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
@@ -181,7 +181,7 @@ def has_recurrence(config: Any) -> bool:
     return any(_OTHER_KINDS.get(kind) in ("state", "both") for kind in list_layer_types(config))
 
 
-def list_window_sizes(config: Any) -> list[int | None]:
+def list_sliding_windows(config: Any) -> list[int | None]:
     """Returns the sliding-window size of each layer in tokens, or None for a layer that attends to
     all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is
     full."""
@@ -204,11 +204,11 @@ def list_window_sizes(config: Any) -> list[int | None]:
 def list_full_attention_layers(config: Any) -> list[int]:
     """Returns the indices of the layers that attend to all tokens, in which an attention method
     selects tokens. Raises ModelError: no layer does, or a layer type is unknown."""
-    layers = enumerate(zip(list_layer_types(config), list_window_sizes(config), strict=True))
+    layers = enumerate(zip(list_layer_types(config), list_sliding_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
-def map_key_sources(config: Any) -> dict[int, int]:
+def map_key_source_layers(config: Any) -> dict[int, int]:
     """Maps the index of each layer that uses another layer's keys to the index of that other layer.
     Raises ValueError: no such layer exists."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
@@ -224,7 +224,7 @@ def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer of a model caches: "attention" for keys and values, "state" for a
     recurrent state, "both", "reader" if it uses another layer's keys, or "idle" for nothing."""
     config = SimpleNamespace(**config_settings)
-    readers, types = map_key_sources(config), enumerate(list_layer_types(config))
+    readers, types = map_key_source_layers(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
@@ -244,10 +244,10 @@ def get_kv_head_shape(config: Any) -> tuple[int, int]:
         return _get_layer_kv_head_shape(config, list_layer_types(config).index("full_attention"))
     if get_model_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    return _get_usual_kv_head_shape(config)
+    return _read_usual_kv_head_settings(config)
 
 
-def _get_usual_kv_head_shape(config: Any) -> tuple[int, int]:
+def _read_usual_kv_head_settings(config: Any) -> tuple[int, int]:
     """Returns the number and the dimension of key heads as most model families name them."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -259,7 +259,7 @@ def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
     if all layers of the model have the same key heads."""
     if not get_model_family(config).unequal_heads:
         return []
-    storing = {*range(len(list_layer_types(config)))} - {*map_key_sources(config)}
+    storing = {*range(len(list_layer_types(config)))} - {*map_key_source_layers(config)}
     shapes = [_get_layer_kv_head_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 
@@ -269,7 +269,7 @@ def _get_layer_kv_head_shape(config: Any, layer_index: int) -> tuple[int, int]:
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)
-    groups, dim = _get_usual_kv_head_shape(config)
+    groups, dim = _read_usual_kv_head_settings(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer_index, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))

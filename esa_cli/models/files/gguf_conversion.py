@@ -1,9 +1,9 @@
 """Converts a GGUF file to a model folder that transformers' `from_pretrained` loads.
 
 A GGUF file is converted only once, since dequantising takes tens of seconds. Dequantised weights
-are stored in float32, or in 16 bits if no digit is lost. esa refuses the architectures missing from
-`GGUF_FAMILIES`, for most of which transformers' own GGUF reader ignores the scaling of rotary
-embeddings."""
+are stored in float32, or in 16 bits if this loses no precision. esa refuses the architectures
+missing from `GGUF_FAMILIES`, for most of which transformers' own GGUF reader ignores the scaling of
+rotary embeddings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _write_config_and_weights(file: GgufFile, output_folder: Path, report: Stage
     with torch.device("meta"):
         model = automatic.from_config(config)
     model.tie_weights()
-    weights = _plan_model_weights(file, model)
+    weights = _plan_weight_conversions(file, model)
     _write_safetensors_files(file, family, config, weights, output_folder, report)
     config.architectures, config.dtype = [type(model).__name__], torch.float32
     config.save_pretrained(output_folder)
@@ -124,7 +124,7 @@ class _WeightConversionPlan(NamedTuple):
     join: Join
 
 
-def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightConversionPlan]:
+def _plan_weight_conversions(file: GgufFile, meta_model: Any) -> dict[str, _WeightConversionPlan]:
     """Returns, by name, how each weight of `meta_model`, which has no data, is made from a GGUF
     file. Raises ModelError: a GGUF tensor is missing, has the wrong size, or is not used."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
@@ -192,7 +192,7 @@ def _write_safetensors_files(
 def _make_weight_from_gguf(
     file: GgufFile, family: GgufFamily, config: Any, weight_name: str, plan: _WeightConversionPlan
 ) -> Tensor:
-    """Makes one weight from a GGUF file's tensors, in 16 bits if no digit is lost."""
+    """Makes one weight from a GGUF file's tensors, in 16 bits if this loses no precision."""
     made = plan.join([torch.from_numpy(file.read_float_tensor(one).copy()) for one in plan.sources])
     if family.adjacent_pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", weight_name)):
         query = match[1] == "q"

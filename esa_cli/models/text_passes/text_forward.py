@@ -1,6 +1,5 @@
-"""Runs models on plain text to find and read passages: batches of prompts, LoRA adapters, and
-`FusedForward`, a fast forward pass of small decoders on the CPU, which tests compare with
-`TransformersForward`."""
+"""Runs models on plain text to find and read passages: LoRA adapters, and `FusedForward`, a fast
+forward pass of small decoders on the CPU, which tests compare with transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,34 +19,9 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import TransformersForward, call_layer_hooks
+from esa_cli.models.text_passes.model_forward import call_layer_hooks, normalise_hidden_states
 
 # -- The fast forward pass
-
-KeysValues = tuple[Tensor, Tensor]
-"""The keys and the values of a layer, each (B, G, N, D): G key/value heads of dimension D."""
-
-
-@dataclass(frozen=True)
-class PastKeysValues:
-    """The KV cache of all layers for a batch of sequences, padded to one length."""
-
-    pairs: Sequence[KeysValues]
-
-    def select_sequences(self, indices: Sequence[int]) -> PastKeysValues:
-        """Returns a KV cache with the sequences at `indices`, which may repeat."""
-        if len({*indices}) == 1:
-            only, shape = slice(indices[0], indices[0] + 1), (len(indices), -1, -1, -1)
-            return PastKeysValues(
-                [(k[only].expand(shape), v[only].expand(shape)) for k, v in self.pairs]
-            )
-        at = torch.tensor([*indices], device=self.pairs[0][0].device)
-        return PastKeysValues([(keys[at], values[at]) for keys, values in self.pairs])
-
-    def cut_to_length(self, count: int) -> PastKeysValues:
-        """Returns a KV cache with the first `count` tokens of each sequence."""
-        return PastKeysValues([(k[:, :, :count], v[:, :, :count]) for k, v in self.pairs])
-
 
 QUERY_BLOCK = 128
 """The number of queries in one matrix product; fewer queries mask less, but compute slower."""
@@ -59,42 +32,42 @@ MOST_BYTES = 1 << 30
 
 
 def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Returns the causal attention outputs (B, T, H, D) of the queries (B, H, T, D) of the last T
-    of N tokens over all keys and values (B, G, N, D), for B sequences, H query heads and G key
-    heads of dimension D."""
+    """Returns the causal attention outputs (B, T, H, D) of queries (B, H, T, D) over keys and
+    values (B, G, T, D), for B sequences, H query heads and G key heads of dimension D."""
     batch, heads, count, size = query.shape
-    groups, length = key.shape[1], key.shape[2]
-    shared, earlier = heads // groups, length - count
+    groups = key.shape[1]
+    shared = heads // groups
     queries = (query * size**-0.5).reshape(batch, groups, shared, count, size)
-    keys = key.reshape(batch * groups, length, size).transpose(1, 2)
-    values = value.reshape(batch * groups, length, size)
+    keys = key.reshape(batch * groups, count, size).transpose(1, 2)
+    values = value.reshape(batch * groups, count, size)
     out = []
     for start in range(0, count, QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, count)
-        rows, seen = stop - start, earlier + stop
+        rows = stop - start
         block = queries[:, :, :, start:stop].reshape(batch * groups, shared * rows, size)
-        scores = torch.bmm(block, keys[:, :, :seen]).view(-1, shared, rows, seen)
+        scores = torch.bmm(block, keys[:, :, :stop]).view(-1, shared, rows, stop)
         if rows > 1:
             later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
-            scores[..., seen - rows :].masked_fill_(later, -torch.inf)
-        weights = scores.softmax(-1).view(batch * groups, shared * rows, seen)
-        output = torch.bmm(weights, values[:, :seen])
+            scores[..., start:].masked_fill_(later, -torch.inf)
+        weights = scores.softmax(-1).view(batch * groups, shared * rows, stop)
+        output = torch.bmm(weights, values[:, :stop])
         out.append(output.view(batch, heads, rows, size).transpose(1, 2))
     return torch.cat(out, 1) if len(out) > 1 else out[0]
 
 
-def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Computes causal attention by torch, or for bfloat16 by `compute_causal_attention`."""
-    if query.dtype == torch.bfloat16:
-        return compute_causal_attention(query, key, value)
-    count, length = query.shape[2], key.shape[2]
-    mask = None
-    if 1 < count < length:
-        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
-    output = scaled_dot_product_attention(
-        query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
-    )
-    return output.transpose(1, 2)
+def compute_bidirectional_attention(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor
+) -> Tensor:
+    """Returns the attention outputs (B, T, H, D), as `compute_causal_attention`, of queries that
+    attend to all of the first `lengths` (B,) tokens of their sequence."""
+    batch, heads, count, size = query.shape
+    groups = key.shape[1]
+    queries = (query * size**-0.5).reshape(batch * groups, -1, size)
+    scores = torch.bmm(queries, key.reshape(batch * groups, count, size).transpose(1, 2))
+    padding = torch.arange(count, device=query.device) >= lengths[:, None]
+    scores.view(batch, -1, count).masked_fill_(padding[:, None], -torch.inf)
+    output = torch.bmm(scores.softmax(-1), value.reshape(batch * groups, count, size))
+    return output.view(batch, heads, count, size).transpose(1, 2)
 
 
 class FusedForward:
@@ -104,8 +77,6 @@ class FusedForward:
         model: a `PlainDecoder` or a transformers model for which `can_fuse_model` is true.
         depth: the number of layers to compute from the first one on, or None for all.
         adapter: a LoRA adapter of the model that is added to the copies of the weights."""
-
-    accepts_padding = True
 
     @torch.inference_mode()
     def __init__(
@@ -119,37 +90,24 @@ class FusedForward:
         self.layers = [_fuse_layer_weights(layer, products) for layer in self._base.layers[:depth]]
 
     @torch.inference_mode()
-    def compute_states(
-        self, token_ids: Tensor, past: PastKeysValues | None = None
-    ) -> tuple[Tensor, PastKeysValues]:
-        """Returns the hidden states (B, T, hidden) of token ids (B, T) after the tokens in `past`,
-        before the model's final norm, and the extended KV cache."""
-        start = past.pairs[0][0].shape[2] if past else 0
+    def compute_states(self, token_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Returns hidden states as `model_forward.compute_hidden_states` does."""
         x = self._base.embed_tokens(token_ids)
-        positions = torch.arange(start, start + token_ids.shape[1], device=token_ids.device)[None]
+        positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))
-        pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
             call_layer_hooks(self._base.layers[number])
             before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
-            pair = past.pairs[number] if past else None
-            attended, pair = self._compute_layer_attention(layer, before, cos, sin, pair)
-            pairs.append(pair)
-            x += attended
+            x += self._compute_layer_attention(layer, before, cos, sin, lengths)
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
             inner = silu(linear(wide, layer.gate), inplace=True)
             x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
-        return x, PastKeysValues(pairs)
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Returns the float32 logits (..., vocabulary) of hidden states after the last layer."""
-        logits: Tensor = self._model.lm_head(self._base.norm(hidden_states))
-        return logits.float()
+        return normalise_hidden_states(x)
 
     def _compute_layer_attention(
-        self, layer: Any, hidden_states: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
-    ) -> tuple[Tensor, KeysValues]:
-        """Returns a layer's attention output (B, T, hidden), and all keys and values so far."""
+        self, layer: Any, hidden_states: Tensor, cos: Tensor, sin: Tensor, lengths: Tensor | None
+    ) -> Tensor:
+        """Returns a layer's attention output (B, T, hidden)."""
         batch, count, _ = hidden_states.shape
         heads, groups = self.heads, self.groups
         projected = linear(hidden_states, layer.projection, layer.projection_bias)
@@ -165,10 +123,15 @@ class FusedForward:
         rotated = (rotated * cos + turned * sin).transpose(1, 2)
         query, key = rotated[:, :heads], rotated[:, heads:]
         value = projected[:, :, heads + groups :].transpose(1, 2)
-        if past is not None:
-            key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
-        output = _compute_attention(query, key, value).reshape(batch, count, -1)
-        return linear(output, layer.output, layer.output_bias), (key, value)
+        if lengths is not None:
+            output = compute_bidirectional_attention(query, key, value, lengths)
+        elif query.dtype == torch.bfloat16:  # torch is slower for this type
+            output = compute_causal_attention(query, key, value)
+        else:
+            output = scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=True
+            ).transpose(1, 2)
+        return linear(output.reshape(batch, count, -1), layer.output, layer.output_bias)
 
 
 def _fuse_layer_weights(
@@ -247,11 +210,7 @@ def get_head_dimension(config: Any) -> int:
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
-# -- Prompts and their continuations
-
-TextForward = FusedForward | TransformersForward
-"""What computes hidden states and logits of token ids, for one or several padded prompts."""
-
+# -- Batches
 
 GROUP = 8
 """The number of sequences, of similar lengths to avoid padding, in a forward call."""
@@ -267,46 +226,6 @@ def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yields groups of at most `GROUP` consecutive indices of sequences."""
     for at in range(0, len(indices), GROUP):
         yield indices[at : at + GROUP]
-
-
-class PromptBatch:
-    """Prompts that a model has processed, with the KV cache by which each can be continued, and the
-    float32 `logits` (prompts, vocabulary) of the token that follows each prompt."""
-
-    def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
-        self._forward, self._lengths = forward, [len(ids) for ids in prompts]
-        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
-        order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
-        self._places: dict[int, tuple[Any, int]] = {}
-        for group in iterate_groups(order) if forward.accepts_padding else [[n] for n in order]:
-            batch = pad_sequences([prompts[n] for n in group])
-            states, past = forward.compute_states(batch.to(forward.device))
-            last = torch.tensor([self._lengths[n] - 1 for n in group])
-            lines = forward.compute_logits(states[torch.arange(len(group)), last])
-            for row, (n, line) in enumerate(zip(group, lines, strict=True)):
-                self._places[n], logits[n] = (past, row), line
-        self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
-
-    def start_continuations(self, prompt_index: int) -> PromptContinuations:
-        """Returns the continuations of one prompt, to which tokens can be appended."""
-        past, row = self._places[prompt_index]
-        alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
-        return PromptContinuations(self._forward, alone)
-
-
-class PromptContinuations:
-    """Continuations of one prompt, all of one length, such as the beams of a beam search; at first
-    one continuation without tokens."""
-
-    def __init__(self, forward: TextForward, past: Any) -> None:
-        self._forward, self._past = forward, past
-
-    def append_tokens(self, parents: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Makes n new continuations, the i-th by appending `token_ids[i]` to the old continuation
-        `parents[i]`, and returns the logits (n, vocabulary) of the next tokens."""
-        ids = torch.tensor(list(token_ids), device=self._forward.device)[:, None]
-        states, self._past = self._forward.compute_states(ids, self._past.select_sequences(parents))
-        return self._forward.compute_logits(states[:, -1])
 
 
 # -- Adapters

@@ -1,8 +1,8 @@
-"""Loads the tokenizers of models, and tokenises long texts: a `PlainTokenizer` needs no
+"""Loads the tokenizers of models, and tokenises long texts: a `StandaloneTokenizer` needs no
 transformers, whose import takes longer than reading a tokenizer's file.
 
-`PlainTokenizer` needs only the packages tokenizers and jinja2, and metadata that is cached when
-transformers loads the same tokenizer for the first time."""
+`StandaloneTokenizer` needs only the packages tokenizers and jinja2, and metadata that is cached
+when transformers loads the same tokenizer for the first time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
+    cache_model_metadata,
     check_tokenizer_files_exist,
     convert_read_errors,
-    load_model_metadata,
-    store_model_metadata,
+    load_cached_metadata,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import digest_text
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> Any:
         if tokenizer.is_fast:
             _check_tokenizer_limits(tokenizer.backend_tokenizer, folder)
         make_metadata = partial(_make_tokenizer_metadata, folder, tokenizer)
-        store_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
+        cache_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
         return tokenizer
 
 
@@ -86,35 +86,35 @@ def _check_tokenizer_limits(backend: Any, folder: Path) -> None:
         )
 
 
-_tokenizers_being_loaded: dict[Path, Future[PlainTokenizer | None]] = {}
+_tokenizers_being_loaded: dict[Path, Future[StandaloneTokenizer | None]] = {}
 
 
-def begin_loading_plain_tokenizer(folder: Path) -> None:
+def begin_loading_standalone_tokenizer(folder: Path) -> None:
     """Starts a thread that loads the tokenizer in a model's folder for the next call of
-    `load_plain_tokenizer`, while the main thread imports torch."""
+    `load_standalone_tokenizer`, while the main thread imports torch."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
-    _tokenizers_being_loaded[folder] = thread.submit(_load_plain_tokenizer, folder)
+    _tokenizers_being_loaded[folder] = thread.submit(_load_tokenizer_and_metadata, folder)
     thread.shutdown(wait=False)
 
 
-def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
+def load_standalone_tokenizer(folder: Path) -> StandaloneTokenizer | None:
     """Loads the tokenizer in a model's folder without transformers, or returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
     begun = _tokenizers_being_loaded.pop(folder, None)
-    return _load_plain_tokenizer(folder) if begun is None else begun.result()
+    return _load_tokenizer_and_metadata(folder) if begun is None else begun.result()
 
 
-def load_plain_or_full_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder: a `PlainTokenizer` if possible, else the tokenizer
-    of transformers. Raises ModelError: the tokenizer cannot be read."""
-    return load_plain_tokenizer(folder) or load_tokenizer(folder)
+def load_fastest_tokenizer(folder: Path) -> Any:
+    """Loads the tokenizer in a model's folder: a `StandaloneTokenizer` if possible, else the
+    tokenizer of transformers. Raises ModelError: the tokenizer cannot be read."""
+    return load_standalone_tokenizer(folder) or load_tokenizer(folder)
 
 
-def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
+def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if data := load_model_metadata("plain tokenizer", folder, _FILES):
+        if data := load_cached_metadata("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
-            return PlainTokenizer(
+            return StandaloneTokenizer(
                 backend, TokenizerMetadata(**data), partial(load_tokenizer, folder)
             )
     return None
@@ -124,7 +124,7 @@ def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 
 class TokenizerMetadata(NamedTuple):
-    """What transformers knows of a tokenizer beside its tokenizer.json, for a `PlainTokenizer`."""
+    """What a `StandaloneTokenizer` needs to know of a tokenizer beside its tokenizer.json."""
 
     digest: str  # the SHA-256 of tokenizer.json
     chat_template: str | None
@@ -146,8 +146,8 @@ _MEMBERS = (
 
 
 def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Returns the metadata of a transformers tokenizer that a `PlainTokenizer` needs, or {} if a
-    `PlainTokenizer` would give other results than the transformers tokenizer."""
+    """Returns the metadata of a transformers tokenizer that a `StandaloneTokenizer` needs, or {} if
+    a `StandaloneTokenizer` would give other results than the transformers tokenizer."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
@@ -191,7 +191,7 @@ _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """The arguments of `apply_chat_template` that only set variables of the template."""
 
 
-class PlainTokenizer:
+class StandaloneTokenizer:
     """A tokenizer that works without transformers, with those methods of a transformers tokenizer
     that esa uses; unusual calls load the transformers tokenizer."""
 
@@ -372,7 +372,7 @@ def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in iterate_window_tokens(encode_text_part, text):
+    for rows in tokenise_by_windows(encode_text_part, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
@@ -382,12 +382,13 @@ def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document's text for the model in a folder. Raises
     ModelError: the tokenizer cannot be read. DocumentError: see `tokenise_text`."""
     with convert_read_errors(f"the tokenizer in {folder}"):
-        return len(tokenise_text(load_plain_or_full_tokenizer(folder), text).ids)
+        return len(tokenise_text(load_fastest_tokenizer(folder), text).ids)
 
 
-def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
-    """Yields the tokens of a long text by overlapping windows, as arrays (n, 3) of token id, first
-    and end character. Raises DocumentError: two windows of `LONGEST` characters share no token."""
+def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
+    """Yields the tokens of a text, tokenised in overlapping parts, as arrays (n, 3) of token id,
+    first and end character. Raises DocumentError: two windows of `LONGEST` characters share no
+    token."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
@@ -397,7 +398,7 @@ def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.i
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
         following = _tokenise_window(encode, text, after, WINDOW)
-        cut = _find_shared_token(rows, following, after, end, text)
+        cut = _find_token_shared_by_windows(rows, following, after, end, text)
         if cut is None:
             length *= 2
             if length > LONGEST:
@@ -427,19 +428,19 @@ def _tokenise_window(
     return rows
 
 
-def _find_shared_token(
-    window: NDArray[numpy.int32], next_window: NDArray[numpy.int32], overlap_start: int,
+def _find_token_shared_by_windows(
+    tokens: NDArray[numpy.int32], next_tokens: NDArray[numpy.int32], overlap_start: int,
     overlap_end: int, text: str,
 ) -> tuple[int, int] | None:  # fmt: skip
-    """Returns the indices, in two overlapping windows, of a token at which the next window can
-    continue the first, or None if the windows differ in the tokens of the overlap."""
+    """Returns the indices of one token in two overlapping windows, at which the next window can
+    continue the first, or None if the windows' tokens differ in the overlap."""
     import numpy
 
     bounds = (overlap_start + OVERLAP // 4, overlap_end - OVERLAP // 4)
-    both = (window, next_window)
+    both = (tokens, next_tokens)
     (low, high), (later, last) = (numpy.searchsorted(one[:, 1], bounds) for one in both)
-    shared = window[low:high]
-    if len(shared) < 2 or not numpy.array_equal(shared, next_window[later:last]):
+    shared = tokens[low:high]
+    if len(shared) < 2 or not numpy.array_equal(shared, next_tokens[later:last]):
         return None
     middle = (overlap_start + overlap_end) // 2
     for number in numpy.argsort(abs(shared[:, 1] - middle), kind="stable").tolist():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import compute_hidden_states, normalise_hidden_states
+from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
@@ -286,7 +286,7 @@ class TokenEncoder:
             for group in iterate_groups(order):
                 ids = pad_sequences([sequences[n] for n in group])
                 if fused:
-                    states = normalise_hidden_states(fused.compute_states(ids)[0])
+                    states = fused.compute_states(ids)
                 else:
                     states = compute_hidden_states(self.model, ids, self.layers)
                 for n, row in zip(group, states, strict=True):

@@ -38,44 +38,44 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes how documents are indexed or prefilled; an exception in a method stops this."""
+    """Observes how documents are ingested; an exception in a method ends the ingest."""
 
-    def found(self, book: Book) -> None:
+    def report_stored_document(self, book: Book) -> None:
         """Called when a document is in the library, so that nothing need be computed."""
 
-    def unread(self, document: Document, tokens: int) -> None:
+    def report_unread_document(self, document: Document, tokens: int) -> None:
         """Called when a document is not indexed, so that only its words can be searched."""
 
-    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         """Called before a document is read; `stored_bytes` is None if it will not be stored."""
 
-    def progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         """Called when the model has read `done_tokens` of `all_tokens` tokens of a document."""
 
-    def unstored(self, document: Document, error: DiskError) -> bool:
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
         """Called when the disk is full; returns whether to keep the document in memory."""
         return False
 
-    def waiting(self) -> None:
+    def report_wait_for_process(self) -> None:
         """Called when this process waits for another process to store the same document."""
 
-    def finished(self) -> None:
+    def report_ingest_end(self) -> None:
         """Called when a document has been indexed or prefilled, or an exception was raised."""
 
 
-class ProgressRelay(IngestEvents):
-    """Passes the number of tokens that the model has read on to a function."""
+class IngestProgressRelay(IngestEvents):
+    """Tells a progress function how many tokens of a document the model has read."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
-    def progress(self, done_tokens: int, all_tokens: int) -> None:
+    def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         if self._progress:
             self._progress(done_tokens, all_tokens)
 
 
 class StoragePlan(NamedTuple):
-    """The identity of model and settings, token ids and file layout of a document to be stored."""
+    """How a document will be stored: its identity of model and settings, token ids, file layout."""
 
     identity: str
     ids: Sequence[int]
@@ -96,15 +96,15 @@ class DocumentIngester(ABC):
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def list_identities_of_openable_entries(self) -> list[str]:
-        """Returns the identities (of model and settings) whose stored documents can be opened."""
+    def list_model_and_settings_identities(self) -> list[str]:
+        """Returns the model and settings, as JSON, whose stored documents can be opened."""
 
     @abstractmethod
-    def has_settings_of_entry(self, entry: LibraryEntry) -> bool:
+    def matches_entry_settings(self, entry: LibraryEntry) -> bool:
         """Whether a library entry was computed with the model and settings of this ingester."""
 
     @abstractmethod
-    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
+    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         """Opens a document's library entry for questions. Raises LibraryError: it is damaged."""
 
     @abstractmethod
@@ -136,33 +136,33 @@ class DocumentIngester(ABC):
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
-    def check_memory(self, new_tokens: int) -> None:
+    def check_tokens_fit_memory(self, new_tokens: int) -> None:
         """Raises ResourceError if `new_tokens` more tokens do not fit into memory."""
         if self.planner:
             self.planner.check_memory_suffices(self.count_tokens_in_memory() + new_tokens)
 
-    def open_if_stored(self, document: Document) -> Book | None:
+    def open_document_if_stored(self, document: Document) -> Book | None:
         """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
-        for identity in self.list_identities_of_openable_entries() if self.library else ():
+        for identity in self.list_model_and_settings_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find_entry(self.library.compute_key(identity, document.text))
-            book = self._try_open_entry(document, entry) if entry else None
+            book = self._try_open_library_entry(document, entry) if entry else None
             if book is not None:
-                self.events.found(book)
+                self.events.report_stored_document(book)
                 return book
         return None
 
     def open_stored_entry(self, entry: LibraryEntry) -> Book:
         """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
-        if not self.has_settings_of_entry(entry):
+        if not self.matches_entry_settings(entry):
             raise UsageError(
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
                 "use the preset that ingested the document, or ingest it with this preset",
             )
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._track_book_in_memory(self.open_entry(document, entry))
-        self.events.found(book)
+        book = self._remember_book_in_memory(self.open_library_entry(document, entry))
+        self.events.report_stored_document(book)
         return book
 
     def open_for_questions(self, source: Source) -> Book:
@@ -173,43 +173,45 @@ class DocumentIngester(ABC):
         """Indexes or prefills a document, or the document at a path; see `api.Esa.ingest`."""
         return self._open_or_ingest(source, progress, self.runs_model_on_documents)
 
-    def _open_or_ingest(self, source: Source, progress: Progress | None, runs_model: bool) -> Book:
+    def _open_or_ingest(self, source: Source, progress: Progress | None, may_ingest: bool) -> Book:
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
         else:
             document = read_document(source) if isinstance(source, str) else source
-        if (book := self.open_if_stored(document)) is not None:
-            return self._record_file_text(book)
+        if (book := self.open_document_if_stored(document)) is not None:
+            return self._record_file_in_catalogue(book)
         text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
-        if not runs_model:
-            self.events.unread(document, len(text.ids))
+        if not may_ingest:
+            self.events.report_unread_document(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
-            return self._record_file_text(self._ingest_document(text, progress, started))
+            return self._record_file_in_catalogue(self._ingest_document(text, progress, started))
         finally:
-            self.events.finished()
+            self.events.report_ingest_end()
 
     def _ingest_document(
         self, text: TokenisedDocument, progress: Progress | None, start_time: float
     ) -> Book:
         """Indexes or prefills a document, and stores the result if new documents are stored."""
-        on_progress = combine_progress_callbacks(self.events.progress, progress)
+        on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
-            notice = IngestWaitCallback(self.events.waiting, progress, len(plan.ids))
+            notice = IngestWaitCallback(
+                self.events.report_wait_for_process, progress, len(plan.ids)
+            )
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
-                if not self.events.unstored(text.document, error):
+                if not self.events.handle_full_disk(text.document, error):
                     raise
-                self.events.finished()
+                self.events.report_ingest_end()
                 break
             if book is not None:
                 return book
             # Another process stored the document, and a third one has removed it since.
         book = self.ingest_into_memory(text, on_progress)
-        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
+        return self._remember_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
 
     def _ingest_into_library(
         self, text: TokenisedDocument, plan: StoragePlan, on_progress: Progress,
@@ -222,31 +224,31 @@ class DocumentIngester(ABC):
             plan.make_writer, key, plan.identity, plan.ids, plan.layout, on_wait, plan.state_bytes
         ) as writer:
             if isinstance(writer, LibraryEntry):  # another process has stored it
-                return self._try_open_entry(document, writer)
-            self.check_memory(tokens)
+                return self._try_open_library_entry(document, writer)
+            self.check_tokens_fit_memory(tokens)
             size = library.estimate_document_size(tokens, plan.layout, plan.state_bytes)
-            self.events.started(document, tokens, size)
+            self.events.announce_ingest(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
-        book = self.open_entry(document, entry)
-        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
+        book = self.open_library_entry(document, entry)
+        return self._remember_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
 
-    def _try_open_entry(self, document: Document, entry: LibraryEntry) -> Book | None:
+    def _try_open_library_entry(self, document: Document, entry: LibraryEntry) -> Book | None:
         """Opens a document's library entry; None if another process has just removed the entry."""
         assert self.library is not None
         try:
-            return self._track_book_in_memory(self.open_entry(document, entry))
+            return self._remember_book_in_memory(self.open_library_entry(document, entry))
         except LibraryError:
             if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
-    def _track_book_in_memory(self, book: Book) -> Book:
+    def _remember_book_in_memory(self, book: Book) -> Book:
         """Includes a document in `count_tokens_in_memory`, unless its KV cache is on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
-    def _record_file_text(self, book: Book) -> Book:
+    def _record_file_in_catalogue(self, book: Book) -> Book:
         """Records in the library that the file of a document has the document's text now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
@@ -278,7 +280,7 @@ class TokenIndexIngester(DocumentIngester):
         self.encoder = encoder
 
     @cached_property
-    def index_identity(self) -> str:
+    def token_index_identity(self) -> str:
         """JSON of everything, except a document's text, that determines a token index."""
         facts = {
             "index": FORMAT,
@@ -289,13 +291,13 @@ class TokenIndexIngester(DocumentIngester):
         }
         return json.dumps(facts, sort_keys=True)
 
-    def list_identities_of_openable_entries(self) -> list[str]:
-        return [self.index_identity]
+    def list_model_and_settings_identities(self) -> list[str]:
+        return [self.token_index_identity]
 
-    def has_settings_of_entry(self, entry: LibraryEntry) -> bool:
-        return entry.identity == self.index_identity
+    def matches_entry_settings(self, entry: LibraryEntry) -> bool:
+        return entry.identity == self.token_index_identity
 
-    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
+    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
         keys = ReducedKeys(stored.read_encoded_layer(), self.encoder.layout)
@@ -308,13 +310,13 @@ class TokenIndexIngester(DocumentIngester):
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def plan_storage(self, text: TokenisedDocument) -> StoragePlan:
-        return StoragePlan(self.index_identity, text.ids, self.encoder.layout)
+        return StoragePlan(self.token_index_identity, text.ids, self.encoder.layout)
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> LibraryEntry:
         document, pieces = text.document, list[Tensor]()
-        for start, keys in self._encode_in_pieces(text, writer.stored_token_count, on_progress):
+        for start, keys in self._encode_pieces(text, writer.stored_token_count, on_progress):
             pieces.append(keys)
             stop = start + len(keys)
             if stop % writer.layout.segment == 0 or stop == len(text.ids):
@@ -329,17 +331,17 @@ class TokenIndexIngester(DocumentIngester):
 
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout
-        self.check_memory(tokens)
-        self.events.started(text.document, tokens, None)
+        self.check_tokens_fit_memory(tokens)
+        self.events.announce_ingest(text.document, tokens, None)
         index = ReducedKeys.allocate(tokens, layout)
-        for start, keys in self._encode_in_pieces(text, 0, on_progress):
+        for start, keys in self._encode_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)
 
-    def _encode_in_pieces(
+    def _encode_pieces(
         self, text: TokenisedDocument, first_token: int, on_progress: Progress
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the first token number and the reduced keys (n, R) of each piece of a document."""
+        """Yields first token's index and reduced keys (n, R) of each piece of a document."""
         for start in range(first_token, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
             with self.esa.run_without_method():

@@ -49,7 +49,7 @@ class KvCacheIngester(DocumentIngester):
         super().__init__(*options)
         self.rows = rows
 
-    def _make_kv_layout(self, number_format: str) -> Layout:
+    def _make_file_layout(self, number_format: str) -> Layout:
         """Returns the file layout of the model's KV caches in the format `int8` or `native`. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
         session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
@@ -79,7 +79,7 @@ class KvCacheIngester(DocumentIngester):
 
     @property
     def stores_documents(self) -> bool:
-        return super().stores_documents and self._can_store_cache
+        return super().stores_documents and self._can_store_kv_caches
 
     @property
     def runs_model_on_documents(self) -> bool:
@@ -87,7 +87,7 @@ class KvCacheIngester(DocumentIngester):
         return self.esa.preset.answer.needs_kv_cache or self.stores_documents
 
     @property
-    def _can_store_cache(self) -> bool:
+    def _can_store_kv_caches(self) -> bool:
         """Whether the model can run the method, and the library can store a KV cache of it."""
         if self.esa.preset.answer.finds_by_bm25_only:
             try:
@@ -96,17 +96,17 @@ class KvCacheIngester(DocumentIngester):
                 return False
         return not explain_why_not_storable(self.esa.method)
 
-    def list_identities_of_openable_entries(self) -> list[str]:
-        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store_cache else ()
-        return [self._make_cache_identity(self._make_kv_layout(kind)) for kind in kinds]
+    def list_model_and_settings_identities(self) -> list[str]:
+        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store_kv_caches else ()
+        return [self._make_cache_identity(self._make_file_layout(kind)) for kind in kinds]
 
-    def has_settings_of_entry(self, entry: LibraryEntry) -> bool:
-        return (
-            self._can_store_cache
-            and self._make_cache_identity(self._make_kv_layout(entry.layout.kind)) == entry.identity
-        )
+    def matches_entry_settings(self, entry: LibraryEntry) -> bool:
+        if not self._can_store_kv_caches:
+            return False
+        layout = self._make_file_layout(entry.layout.kind)
+        return self._make_cache_identity(layout) == entry.identity
 
-    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
+    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
         cache = StoredKVCache(stored)
@@ -115,39 +115,39 @@ class KvCacheIngester(DocumentIngester):
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
             stored.token_ids, layers, projections, entry.head,
-            states=states, recurrent=self._move_recurrent_states(cache.states, entry.key),
+            states=states, recurrent=self._move_recurrent_states_to_device(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
     def plan_storage(self, text: TokenisedDocument) -> StoragePlan:
-        session, layout = self.esa.session, self._make_kv_layout(self.rows)
+        session, layout = self.esa.session, self._make_file_layout(self.rows)
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
         make_writer = partial(KVCacheWriter, device=session.model.device)
-        identity, state_bytes = self._make_cache_identity(layout), self._count_state_bytes()
-        return StoragePlan(identity, ids, layout, make_writer, state_bytes)
+        identity, size = self._make_cache_identity(layout), self._count_recurrent_state_bytes()
+        return StoragePlan(identity, ids, layout, make_writer, size)
 
-    def _count_state_bytes(self) -> int:
+    def _count_recurrent_state_bytes(self) -> int:
         model = self.esa.session.model
         shape = read_model_shape(model.config.to_dict())
         return shape.count_recurrent_state_bytes(model.dtype.itemsize)
 
-    def _move_recurrent_states(
+    def _move_recurrent_states_to_device(
         self, states: Sequence[RecurrentState], document_key: str
     ) -> list[RecurrentState]:
         """Moves a document's recurrent states to the model's device. Raises LibraryError."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
-        if size not in (0, self._count_state_bytes()):  # those before the first token are empty
+        if size not in (0, self._count_recurrent_state_bytes()):  # the first are empty
             path = LibraryPaths(self.library.root).get_document_path(document_key, "states")
             problem = "its states have other shapes than this model's"
             raise make_damage_error(path, problem, document_key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
 
-    def check_memory(self, new_tokens: int) -> None:
+    def check_tokens_fit_memory(self, new_tokens: int) -> None:
         """Raises ResourceError if the new tokens whose KV cache is not yet on disk do not fit."""
         if not self.stores_documents:
-            super().check_memory(new_tokens)
+            super().check_tokens_fit_memory(new_tokens)
         elif self.planner:
             self.planner.check_memory_suffices(min(new_tokens, STORED_AT_ONCE))
 
@@ -158,18 +158,18 @@ class KvCacheIngester(DocumentIngester):
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.stored_token_count], writer.layers, writer.projections or [],
-            recurrent=self._move_recurrent_states(writer.states, writer.key),
+            recurrent=self._move_recurrent_states_to_device(writer.states, writer.key),
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 
-        def flush_whole_segment(prefilled_tokens: int) -> None:
+        def write_segment_if_complete(prefilled_tokens: int) -> None:
             if prefilled_tokens % SEGMENT == 0:
                 projections = check_projections_storable(session.compute_reduced_keys())
                 writer.write_complete_segments(projections, session.cache.states.copy_states())
 
         try:
             session.plan_prefill(ids, done)
-            session.resume(on_progress, flush_whole_segment)
+            session.resume(on_progress, write_segment_if_complete)
             return writer.finish_document(
                 text=document.text,
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
@@ -185,8 +185,8 @@ class KvCacheIngester(DocumentIngester):
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         session = self.esa.session
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
-        self.check_memory(len(ids))
-        self.events.started(text.document, len(ids), None)
+        self.check_tokens_fit_memory(len(ids))
+        self.events.announce_ingest(text.document, len(ids), None)
         try:
             session.plan_prefill(ids, reserved_tokens=0)
             session.resume(on_progress)

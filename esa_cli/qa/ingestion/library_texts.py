@@ -1,7 +1,6 @@
 """Lists the texts in a library, and records from which files these texts were extracted.
 
-Changed files are parsed again before a question, so that no answer uses an outdated text.
-"""
+Changed files are parsed again before a question, so that no answer uses an outdated text."""
 
 from __future__ import annotations
 
@@ -78,14 +77,14 @@ class FileIndexer:
         """Parses new and changed files, and adds their words to the catalogue."""
         changes = FileChanges()
 
-        def iterate_pending_writes() -> Iterator[Callable[[], None] | None]:
+        def iterate_record_writers() -> Iterator[Callable[[], None] | None]:
             for path in paths:
                 write = self._parse_file_if_changed(os.path.abspath(path), changes)
                 if progress:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.write_changes_in_batches(iterate_pending_writes())
+        self._catalogue.write_changes_in_batches(iterate_record_writers())
         if changes.former:
             self._catalogue.remove_unused_texts()
         return changes
@@ -119,12 +118,12 @@ class FileIndexer:
         if record == known and not text:
             return None
 
-        def write_text_and_record() -> None:
+        def store_parsed_file() -> None:
             if text:
                 texts.add_text(text, record.digest)
             files.store_record(record)
 
-        return write_text_and_record
+        return store_parsed_file
 
 
 def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
@@ -192,7 +191,7 @@ def sync_folder(
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
 
-def delete_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
+def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
     """Deletes the records of the files that were removed from a folder."""
     with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in sync.removed)
@@ -201,7 +200,7 @@ def delete_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResul
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns the records of files that were below a folder, but no longer exist."""
+    """Returns the records of files that were in a folder, but no longer exist."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -215,7 +214,7 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
 def record_removed_files(
     catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = ""
 ) -> None:
-    """Records which files of a folder, of those ingested one by one, no longer exist."""
+    """Records which individually ingested files of a folder no longer exist."""
     stored = {entry.file_path for part in catalogue.list_present_and_former() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found_files) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
@@ -240,10 +239,10 @@ def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> N
 def find_outdated_entries(
     catalogue: Catalogue, sync: FolderSyncResult, entries: Iterable[LibraryEntry]
 ) -> list[LibraryEntry]:
-    """Returns the stored documents whose text is no longer the text of any file in a folder."""
+    """Returns the stored documents of a folder whose text is no longer the text of any file."""
     entries = list(entries)
     gone = {one.path for one in sync.removed if not os.path.lexists(one.path)}
-    removed, sources = (set(map(resolve_folder_links, gone)), {one.file_path for one in entries})
+    removed, sources = set(map(resolve_folder_links, gone)), {one.file_path for one in entries}
     again = [
         one.path
         for one in sync.changes.readable_records
@@ -293,10 +292,10 @@ def load_library_texts(library: Library, progress: Progress | None = None) -> Li
     if not library.exists:
         return LibraryTexts()
     with library.open_search_catalogue() as catalogue:
-        return update_and_list_texts(catalogue, progress)
+        return list_current_texts(catalogue, progress)
 
 
-def update_and_list_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
+def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts in a library."""
     divided = catalogue.list_present_and_former()
     stored = [one for part in divided for one in part if not one.error]

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_can_join_recurrent_states(model_type: str, has_state_layers: bool) -> None:
+def check_can_join_recurrent_states(model_type: str, has_recurrent_layers: bool) -> None:
     """Raises UsageError if layers of the model keep a state, because the states of several
     documents cannot be joined."""
-    if has_state_layers:
+    if has_recurrent_layers:
         raise UsageError(
             f"layers of this {model_type} model keep a state, and the states of several documents "
             "cannot be joined",
@@ -31,12 +31,12 @@ def check_can_join_recurrent_states(model_type: str, has_state_layers: bool) -> 
 
 
 def check_can_join_documents(
-    preset: ResolvedPreset, model_type: str, has_state_layers: bool
+    preset: ResolvedPreset, model_type: str, has_recurrent_layers: bool
 ) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
     if not preset.preset.answer.needs_kv_cache:
         return
-    check_can_join_recurrent_states(model_type, has_state_layers)
+    check_can_join_recurrent_states(model_type, has_recurrent_layers)
     if preset.method.selector.is_observer:
         raise UsageError(
             f"selector {preset.preset.selector['name']} works with one document only",
@@ -87,6 +87,6 @@ def check_projections_storable(projections: Sequence[Projection | None]) -> list
         if projection is not None and not isinstance(projection, Linear):
             raise UsageError(
                 f"the library cannot store projections of class {type(projection).__name__}",
-                "do not store the document, or use a compressor with `esa_cli.methods.Linear`",
+                "either do not store documents, or use a compressor with `esa_cli.methods.Linear`",
             )
     return list(projections)  # type: ignore[arg-type]

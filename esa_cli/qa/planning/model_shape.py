@@ -13,9 +13,9 @@ from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
     WeightInfo,
     compute_weight_bytes,
-    list_expected_weights,
     list_language_model_weights,
     list_weight_files,
+    list_weights_transformers_expects,
     read_config_json,
 )
 from esa_cli.models.files.families import (
@@ -95,25 +95,25 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
 
 
-def _read_first_size(config: Mapping[str, Any], *setting_names: str) -> int:
-    """Returns the first named setting in config.json that is not 0; of a list, the maximum."""
+def _read_nonzero_size(config: Mapping[str, Any], *setting_names: str) -> int:
+    """Returns the first setting of `setting_names` that is not 0; for a list, its maximum."""
     value = next((config[name] for name in setting_names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 
 
 def _read_mlp_width(config: Mapping[str, Any], hidden_width: int) -> int:
-    dense = _read_first_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim")
+    dense = _read_nonzero_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim")
     dense = dense or 4 * hidden_width
-    width = _read_first_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
+    width = _read_nonzero_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
     return max(dense, width * _count_experts_per_token(config))
 
 
 def _count_experts_per_token(config: Mapping[str, Any]) -> int:
-    return _read_first_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
+    return _read_nonzero_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 def _read_sliding_window(config: Mapping[str, Any]) -> int:
-    """Returns the tokens of a sliding attention window, or 0 if the model sees all tokens."""
+    """Returns the size in tokens of a sliding attention window, or 0 if the model has none."""
     window = int(config.get("sliding_window") or 0)
     positions = config.get("max_position_embeddings")
     unused = positions is not None and window >= positions
@@ -122,20 +122,20 @@ def _read_sliding_window(config: Mapping[str, Any]) -> int:
 
 def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) -> tuple[int, int]:
     """Returns the sizes of a recurrent layer's convolution state and recurrent state."""
-    kernel = _read_first_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
-    if keys := _read_first_size(config, "linear_num_key_heads"):
-        heads = _read_first_size(config, "linear_num_value_heads")
-        dim = _read_first_size(config, "linear_key_head_dim")
-        value = _read_first_size(config, "linear_value_head_dim")
-        return kernel * (2 * keys * dim + heads * value), heads * dim * value
-    if state := _read_first_size(config, "mamba_d_state", "ssm_state_size"):
-        wide = (_read_first_size(config, "mamba_expand", "expand") or 2) * hidden_width
-        wide = _read_first_size(config, "mamba_d_ssm") or wide
-        if heads := _read_first_size(config, "mamba_num_heads"):
-            wide = heads * _read_first_size(config, "mamba_head_dim")
-        groups = _read_first_size(config, "mamba_n_groups", "n_groups") or 1
-        return kernel * (wide + 2 * groups * state), wide * state
-    return (_read_first_size(config, "conv_L_cache") or 3) * hidden_width, 0
+    taps = _read_nonzero_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
+    if keys := _read_nonzero_size(config, "linear_num_key_heads"):
+        heads = _read_nonzero_size(config, "linear_num_value_heads")
+        dim = _read_nonzero_size(config, "linear_key_head_dim")
+        value = _read_nonzero_size(config, "linear_value_head_dim")
+        return taps * (2 * keys * dim + heads * value), heads * dim * value
+    if state := _read_nonzero_size(config, "mamba_d_state", "ssm_state_size"):
+        wide = (_read_nonzero_size(config, "mamba_expand", "expand") or 2) * hidden_width
+        wide = _read_nonzero_size(config, "mamba_d_ssm") or wide
+        if heads := _read_nonzero_size(config, "mamba_num_heads"):
+            wide = heads * _read_nonzero_size(config, "mamba_head_dim")
+        groups = _read_nonzero_size(config, "mamba_n_groups", "n_groups") or 1
+        return taps * (wide + 2 * groups * state), wide * state
+    return (_read_nonzero_size(config, "conv_L_cache") or 3) * hidden_width, 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class WeightSizes:
     size: int
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes that the weights take with numbers of `dtype_bytes` bytes each."""
+        """Returns the bytes that the weights take if each weight takes `dtype_bytes` bytes."""
         return self.nbytes * dtype_bytes // self.size
 
 
@@ -169,9 +169,9 @@ def measure_weight_sizes(
     if _has_all_weight_files(model_folder):
         each = get_bytes_per_weight(quantization, dtype_bytes)
         nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
-        body = count_weights_per_token(list_language_model_weights(model_folder), config)
+        body = count_weights_used_per_token(list_language_model_weights(model_folder), config)
         return WeightSizes(nbytes, body, dtype_bytes)
-    tensors, total = list_expected_weights(model_folder), 0.0
+    tensors, total = list_weights_transformers_expects(model_folder), 0.0
     for tensor in tensors:
         each = float(dtype_bytes)
         if _is_layer_matrix(tensor):
@@ -180,7 +180,7 @@ def measure_weight_sizes(
             elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
                 each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
-    return WeightSizes(int(total), count_weights_per_token(tensors, config), dtype_bytes)
+    return WeightSizes(int(total), count_weights_used_per_token(tensors, config), dtype_bytes)
 
 
 def _has_all_weight_files(model_folder: Path) -> bool:
@@ -192,10 +192,10 @@ def _has_all_weight_files(model_folder: Path) -> bool:
     return True
 
 
-def count_weights_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
-    """Counts the weights in the matrices of layers and experts that one token passes."""
+def count_weights_used_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
+    """Counts the weights by which one token is multiplied in layers and in the experts it uses."""
     settings = config.get("text_config") or config
-    experts = _read_first_size(
+    experts = _read_nonzero_size(
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
     share = min(1.0, _count_experts_per_token(settings) / experts) if experts else 1.0

@@ -1,9 +1,8 @@
 """Estimates the memory and time of indexing or prefilling documents, before the model is loaded.
 
-A KV cache takes 2 G D numbers for each token and layer, with G key heads of dimension D, and the
-numbers of reduced keys. A prefill takes two operations for each token and weight of the layers,
-besides the operations of attention and of scoring tokens.
-"""
+For each token and layer, a KV cache takes 2 G D numbers, with G key heads of dimension D, and the
+numbers of a reduced key. A prefill takes two operations for each token and weight of the layers,
+besides the operations of attention and of scoring tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ EFFICIENCY = 0.6
 
 @dataclass(frozen=True)
 class TokenIndexCosts:
-    """Counts the memory and operations of a token index; almost none if `finder` is None.
+    """Counts the memory and operations of making a token index; almost none if `finder` is None.
 
     Args:
         body: numbers in the matrices of the layers that a token passes."""
@@ -76,7 +75,7 @@ class TokenIndexCosts:
     finder: FinderSizes | None = None
 
     def count_layer_activations(self, token_count: int) -> int:
-        """Counts the numbers in the activations of one layer for `token_count` tokens."""
+        """Counts the values in the activations of one layer for `token_count` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return token_count * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
@@ -115,7 +114,7 @@ class TokenIndexCosts:
         return token_count * (share * (2 * self.body + attention) + projection)
 
     @property
-    def paper_cost_ratios(self) -> tuple[float, float] | None:
+    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
         """None, because the two ratios of the ESA paper do not apply to answers from passages."""
         return None
 
@@ -187,13 +186,14 @@ class KvCacheCosts(TokenIndexCosts):
         return token_count * (2 * self.body + shape.rows * attention + scoring)
 
     @property
-    def paper_cost_ratios(self) -> tuple[float, float] | None:
-        """The ESA paper's ratios of a step's operations to those of full attention, and of the size
-        of reduced keys to that of the KV cache; None if the scores are not those of the paper."""
-        from esa_cli.attention.selection import SumScore, TopKSelector
+    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
+        """The two cost ratios of the ESA paper: operations of a step relative to full attention,
+        and size of the reduced keys relative to the KV cache. None if the method is not the
+        paper's."""
+        from esa_cli.attention.selection import LogitSum, TopKSelector
 
         shape, method = self.shape, self.method
-        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, SumScore)):
+        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, LogitSum)):
             return None
         scored = self.reduced_key_width / shape.rows or shape.groups * shape.dim
         attended = shape.heads * (4 * shape.dim + 3)
@@ -201,7 +201,7 @@ class KvCacheCosts(TokenIndexCosts):
 
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:
-    """Returns the bytes of a GPU for a KV cache, which are free or reserved by torch."""
+    """Returns how many bytes of a GPU a KV cache can take: free bytes, and unused ones of torch."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 
@@ -220,7 +220,7 @@ class KvCachePlacement:
 
     def puts_cache_on_host(self, token_count: int) -> bool:
         """Whether keys and values of `token_count` tokens are kept in host memory instead of the
-        device's own memory."""
+        GPU."""
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not has_separate_memory(device):
             return False
@@ -232,7 +232,7 @@ class KvCachePlacement:
         return self.cache == "host" or needed > measure_free_kv_cache_bytes(device)
 
 
-def measure_matrix_speed(model_shape: ModelShape, dtype: torch.dtype, device: str) -> float:
+def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     """Measures the operations per second of a matrix product of the model's MLP."""
     x = torch.ones(FEED, model_shape.hidden, dtype=dtype, device=device)
     weight = torch.ones(model_shape.hidden, model_shape.inner, dtype=dtype, device=device)
@@ -245,13 +245,12 @@ def measure_matrix_speed(model_shape: ModelShape, dtype: torch.dtype, device: st
 
 
 def make_ingest_speed_key(model_name: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key in `SPEED_FILE` of the speed at which a model indexes documents, or prefills
-    documents with the preset's setting `reading`."""
+    """Returns the key under which `SPEED_FILE` stores how fast a model ingests documents."""
     return f"{model_name}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
 
 
 def load_ingest_speeds() -> dict[str, float]:
-    """Reads the speeds of indexing and prefilling; returns none if no file can be read."""
+    """Reads the saved speeds of indexing and prefilling; returns {} if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
@@ -365,7 +364,7 @@ class ModelIngestPlanner:
     @cached_property
     def operations_per_second(self) -> float:
         """The measured operations per second, or an estimate from a matrix product."""
-        return self.measured_operations_per_second or EFFICIENCY * measure_matrix_speed(
+        return self.measured_operations_per_second or EFFICIENCY * measure_matmul_speed(
             self.costs.shape, self.dtype, self.device
         )
 
@@ -392,7 +391,7 @@ class ModelIngestPlanner:
         )  # fmt: skip
 
     def find_max_fitting_tokens(self, dtype_bytes: int) -> int:
-        """Returns how many tokens fit into memory, with numbers of `dtype_bytes` bytes each."""
+        """Returns how many tokens fit into memory if each value takes `dtype_bytes` bytes."""
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
@@ -458,19 +457,19 @@ class IngestPlan:
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
 
-        def fits_with(dtype_bytes: int, cache: str | None = None) -> bool:
+        def fits_memory_with(dtype_bytes: int, cache: str | None = None) -> bool:
             return planner.plan_ingest(self.tokens, dtype_bytes, cache).fits_memory
 
         on_device = planner.plan_ingest(self.tokens, size, "device")
         on_cpu = on_gpu and on_device.needed_bytes <= planner.host_memory
         to_disk = planner.may_store_rows and cache != "disk"
         ways = (
-            (size > 2 and fits_with(2), "use --dtype bfloat16, which fits"),
+            (size > 2 and fits_memory_with(2), "use --dtype bfloat16, which fits"),
             (
-                on_gpu and cache == "device" and fits_with(size, "host"),
+                on_gpu and cache == "device" and fits_memory_with(size, "host"),
                 "use --cache host, which fits",
             ),
-            (to_disk and fits_with(size, "disk"), "use --cache disk, which fits"),
+            (to_disk and fits_memory_with(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
@@ -490,7 +489,7 @@ def _make_memory_error(
     token_count: int, needed_bytes: int, available_bytes: int, memory_owner: str, device: str,
     remedies: Sequence[str],
 ) -> ResourceError:  # fmt: skip
-    """Returns the error that `token_count` tokens do not fit into the memory of device or host."""
+    """Makes the error that `token_count` tokens do not fit into the memory of device or host."""
     is_limited = _is_memory_limited_by_user(device)
     device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{memory_owner} has"
     return ResourceError(

@@ -1,9 +1,8 @@
 """Computes cache keys, which are texts that list everything that a stored KV cache depends on.
 
-KV caches of a document with the same cache key are interchangeable. Settings of questions, the
-device, the kernel and versions of libraries, which only change rounding errors, are not part of a
-cache key, but the version of transformers is if the model has recurrent layers.
-"""
+KV caches of a document with the same cache key are interchangeable. A cache key does not contain
+what only changes rounding errors: the device, the kernel and versions of libraries, except
+transformers' version if the model has recurrent layers."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.methods.registry import PARTS, hash_file_settings, hash_plugin_sources
+from esa_cli.methods.registry import PARTS, hash_plugin_sources, hash_setting_files
 from esa_cli.models.attachment.fingerprint import (
     LOADED_PLAIN,
     compute_model_fingerprint,
@@ -23,7 +22,7 @@ from esa_cli.models.attachment.fingerprint import (
 )
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.families import get_model_family
-from esa_cli.models.tokenization.tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer import StandaloneTokenizer
 from esa_cli.qa.presets.preset import Preset, find_adapter_folder, find_finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve_preset
 from esa_cli.storage.library.document_files import Layout
@@ -68,7 +67,7 @@ def make_cache_key(
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
         files = method.compressor.files
-        facts["compressor"] = {**hash_file_settings(preset.compressor, files), **aim}
+        facts["compressor"] = {**hash_setting_files(preset.compressor, files), **aim}
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:
@@ -89,7 +88,7 @@ def _drop_paths_and_versions(config: Any) -> dict[str, Any]:
 
 
 def _digest_weights(model: Any) -> str:
-    """Returns a digest of the names and shapes of all weights and of some of their numbers."""
+    """Returns a digest of the names and shapes of all weights and of a sample of their values."""
     digest = sha256()
     for name, weight in iterate_weight_tensors(model):
         with convert_read_errors(f"{name} of this model", LOADED_PLAIN):
@@ -102,7 +101,7 @@ def _digest_weights(model: Any) -> str:
 
 def _digest_tokenizer(tokenizer: Any) -> str:
     """Returns a digest of a tokenizer's vocabulary and rules."""
-    if isinstance(tokenizer, PlainTokenizer):
+    if isinstance(tokenizer, StandaloneTokenizer):
         return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
@@ -112,7 +111,7 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 def hash_method_settings(
     method_name: str, preset: Preset, excluded_keys: tuple[str, ...] = ("name",)
 ) -> str:
-    """Returns the hash of the settings that a compared method, or `text`, takes from a preset."""
+    """Returns the hash of the preset settings that change the answers of a method or of `text`."""
     if method_name == FROM_TEXT:
         return hash_text_answer_settings(preset)
     return hash_preset_settings(preset, excluded_keys)
@@ -132,14 +131,15 @@ def hash_text_answer_settings(preset: Preset) -> str:
 
 
 def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name",)) -> str:
-    """Returns the hash of a preset's settings without `answer` and `excluded_keys`, and of the
-    files that they name. Raises PresetError: a setting is invalid, or a file cannot be read."""
+    """Returns the hash of a preset's settings, without `answer` and `excluded_keys`, and of the
+    files that the settings name. Raises PresetError: a setting is invalid, or a file cannot be
+    read."""
     facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
     method = resolve_preset(preset).method
     files: dict[str, Any] = {**hash_plugin_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        for key, value in hash_file_settings(facts[kind], named).items():
+        for key, value in hash_setting_files(facts[kind], named).items():
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.

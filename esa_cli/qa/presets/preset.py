@@ -1,8 +1,7 @@
 """Loads presets, which are YAML files with settings of the model, of finding and reading passages,
 and of the method that selects tokens from the KV cache.
 
-A preset is merged with the preset that its setting `extends` names, and with --set overrides.
-"""
+A preset is merged with the preset that its setting `extends` names, and with --set overrides."""
 
 from __future__ import annotations
 
@@ -30,18 +29,19 @@ from esa_cli.qa.presets.preset_files import (
     list_shipped_preset_files,
     load_known_models,
     read_preset_file,
-    resolve_model_name,
+    resolve_to_hub_id,
 )
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
-PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
+PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
-UNANSWERED = "(not told)"
 MAPS = "maps.safetensors"
 """The name of the file with a finder's projections."""
+HEAD = "head.safetensors"
+"""The name of the file with the head of an adapter for reading passages."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -72,7 +72,6 @@ class AnswerSettings(_StrictSettings):
             text for questions that ask for more than a quotation.
         documents: the number of documents of folders, patterns and the library that are opened.
         passages: the number of passages that are read again. prompt: around one passage.
-        unanswered: the adapter's answer for a passage without one.
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
@@ -88,7 +87,6 @@ class AnswerSettings(_StrictSettings):
     documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
     prompt: str = PROMPT
-    unanswered: str = UNANSWERED
     adapter: str | None = None
     reader: str | None = None
     finder: str | None = None
@@ -204,7 +202,7 @@ _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges nested settings; a method part with another name is replaced as a whole."""
+    """Merges nested settings; a selector or score with another name is replaced as a whole."""
     out = dict(base)
     for key, value in overriding.items():
         old = out.get(key)
@@ -218,7 +216,7 @@ def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> di
 
 def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the settings of two presets. If `base` has a finder, another model in `overriding`
-    becomes `answer.reader`, which writes the answers; if `base` has no finder, another model in
+    becomes `answer.reader`, which writes the answers. If `base` has no finder, another model in
     `overriding` replaces the model, `score.heads` and `answer` of `base`."""
     out = merge_settings(base, overriding)
     if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
@@ -273,9 +271,7 @@ def check_adapter_and_finder_exist(settings: AnswerSettings) -> None:
 
 def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
-    from esa_cli.models.text_passes.text_forward import CONFIG
-
-    return _find_folder_with_file(adapter_name, "adapter", CONFIG)
+    return _find_folder_with_file(adapter_name, "adapter", HEAD)
 
 
 def find_finder_folder(finder_name: str) -> Path:
@@ -301,7 +297,7 @@ def make_preset_for_finding(preset: Preset, bm25_only: bool = False) -> Preset:
     return preset.alter_answer_settings(source="text", adapter=None, reader=None, finder=finder)
 
 
-def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
     preset_file = preset_file.resolve()
     if preset_file in child_presets:
         loop = " -> ".join(step.stem for step in (*child_presets, preset_file))
@@ -317,12 +313,12 @@ def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) 
     below = find_preset_file(parent, base_folder=preset_file.parent)
     if below.resolve() in child_presets:  # one's own preset lies over the shipped one of that name
         below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
-    return merge_presets(merge_presets(_load_with_parents(below, child_presets), model), data)
+    return merge_presets(merge_presets(_merge_with_parents(below, child_presets), model), data)
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset name that a known model's name stands for, with the model's setting;
-    returns other names with no setting."""
+    """Returns the preset's name and the setting `model` for which a known model's name stands;
+    returns any other name unchanged."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
@@ -365,12 +361,12 @@ def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge_presets(merge_settings(defaults, _load_with_parents(path)), model)
+    data = merge_presets(merge_settings(defaults, _merge_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
         over = merge_settings(over, parse_setting_override(text))
     if isinstance(over.get("model"), str):
-        over["model"] = resolve_model_name(over["model"])
+        over["model"] = resolve_to_hub_id(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
         data = switch_to_kv_cache_answers(data)

@@ -106,7 +106,7 @@ class KnownModelFacts:
     way: str = "chat"
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes of the model's weights, with `dtype_bytes` bytes for each number."""
+        """Returns the bytes of the model's weights if each weight takes `dtype_bytes` bytes."""
         return round(self.weights * 1e9) * dtype_bytes
 
 
@@ -118,14 +118,14 @@ def load_known_models() -> dict[str, KnownModelFacts]:
     return {name: KnownModelFacts(**facts) for name, facts in data.items()}
 
 
-def resolve_model_name(model_name: str) -> str:
+def resolve_to_hub_id(model_name: str) -> str:
     """Returns the Hugging Face id of a known model's name; returns other names unchanged."""
     facts = load_known_models().get(model_name)
     return model_name if facts is None else facts.model
 
 
 def find_known_model_facts(model_id: str) -> KnownModelFacts | None:
-    """Returns the known facts of a model by its Hugging Face id; None if it is unknown."""
+    """Returns the facts of a known model by its Hugging Face id, or None for other models."""
     return next((facts for facts in load_known_models().values() if facts.model == model_id), None)
 
 

@@ -41,23 +41,23 @@ FROM_TEXT = "text"
 
 @dataclass(frozen=True)
 class ResolvedPreset:
-    """A preset with its attention method, which is built on first use if `own` is None."""
+    """A preset with its attention method, which is built on first use if `given_method` is None."""
 
     preset: Preset
-    own: Method | None = None
+    given_method: Method | None = None
 
     @cached_property
     def method(self) -> Method:
         """The preset's method. Raises PresetError: a setting or the kernel is invalid."""
-        return self.own or build_attention_method(self.preset)
+        return self.given_method or build_attention_method(self.preset)
 
 
 def resolve_preset(
     preset: str | Preset | ResolvedPreset = DEFAULT, overrides: Sequence[str] = (),
     method: str | None = None, document_tokens: int = 0,
 ) -> ResolvedPreset:  # fmt: skip
-    """Loads a preset by its name with `overrides`, or takes a loaded preset, and builds its method
-    if answers come from the KV cache.
+    """Resolves a preset, given by name or loaded, and builds its attention method at once if
+    answers come from the KV cache.
 
     Args:
         method: the name in `esa methods` of a method that replaces the preset's.
@@ -68,17 +68,17 @@ def resolve_preset(
         return preset
     chosen = load_preset(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
-        chosen = apply_method_for_length(method, chosen, document_tokens)
+        chosen = replace_method_for_length(method, chosen, document_tokens)
     resolved = ResolvedPreset(chosen)
     if chosen.answer.needs_kv_cache:
         _ = resolved.method
     return resolved
 
 
-def _build_method_part(part_kind: str, part_settings: dict[str, Any]) -> Any:
+def _build_method_component(part_kind: str, part_settings: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
-    part, (base, members) = registry.build_part(part_kind, part_settings), MEMBERS[part_kind]
+    part, (base, members) = registry.build_method_part(part_kind, part_settings), MEMBERS[part_kind]
     name = type(part).__name__
     if not isinstance(part, getattr(parts, base)):
         raise PluginError(
@@ -103,7 +103,7 @@ def build_attention_method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", suggest_name(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _build_method_part(kind, getattr(preset, kind)) for kind in MEMBERS}
+    parts = {kind: _build_method_component(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with report_plugin_errors(parts):
             parts["score"] = parts["score"].for_single_layers()
@@ -122,19 +122,19 @@ def build_attention_method(preset: Preset) -> Method:
     return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
 
-def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
+def replace_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
     """Returns the preset with its method replaced by a named method of the same token budget.
     Raises UsageError: the method is unknown. PluginError: its recipe fails, or changes a forbidden
     setting. PresetError: a setting is invalid, or the budget differs."""
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
-    recipe = registry.find_recipe(method_name)
-    base = registry.Base(preset.window, preset.context, preset.position, document_tokens)
+    recipe = registry.find_method(method_name)
+    base = registry.PresetSizes(preset.window, preset.context, preset.position, document_tokens)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     plain = switch_to_kv_cache_answers(plain)
-    laid = merge_settings(plain, _get_recipe_settings(recipe, base))
+    laid = merge_settings(plain, _run_recipe(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
@@ -143,17 +143,17 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
         raise PresetError(
             f"method {method_name!r} must attend to the preset's {preset.window.budget} "
             f"tokens, got {changed.window.budget}",
-            "keep the sum of window.initial, window.selected and window.local in the recipe",
+            "keep window.initial + window.selected + window.local in the recipe as in the preset",
         )
     return changed
 
 
-def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
+def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
     """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
-        settings = recipe.settings(preset_base)
+        settings = recipe.settings(sizes)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
@@ -168,12 +168,12 @@ def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) ->
     return settings
 
 
-def apply_compared_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
-    """Returns the preset with the method that a comparison names, or for the names `preset` and
-    `text` the preset itself. Raises the errors of `apply_method`, and UsageError: the preset does
-    not answer from text."""
+def set_method_to_compare(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
+    """Returns the preset with its method replaced by a named method, or the preset unchanged for
+    the names `preset` and `text`. Raises the errors of `replace_method`, and UsageError: the preset
+    does not answer from text."""
     if method_name not in (AS_IS, FROM_TEXT):
-        return apply_method(method_name, preset, document_tokens)
+        return replace_method(method_name, preset, document_tokens)
     if method_name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
             f"method {method_name!r} needs a preset that answers from text, got "
@@ -183,22 +183,22 @@ def apply_compared_method(method_name: str, preset: Preset, document_tokens: int
     return preset
 
 
-def apply_method_for_length(method_name: str, preset: Preset, document_tokens: int) -> Preset:
+def replace_method_for_length(method_name: str, preset: Preset, document_tokens: int) -> Preset:
     """Returns the preset with its method replaced; a `document_tokens` of 0 means unknown length.
-    Raises the errors of `apply_method`, and UsageError: the method needs a length."""
+    Raises the errors of `replace_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
         raise UsageError(
-            f"method {method_name!r} needs the length of its documents, which is unknown here",
+            f"method {method_name!r} needs the length of its documents, which is unknown",
             f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python",
         )
-    return apply_method(method_name, preset, document_tokens)
+    return replace_method(method_name, preset, document_tokens)
 
 
 def method_needs_document_length(method_name: str, preset: Preset) -> bool:
     """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
     the method is unknown. PresetError: a setting is invalid."""
     longest = 1000 * preset.context
-    return apply_method(method_name, preset) != apply_method(method_name, preset, longest)
+    return replace_method(method_name, preset) != replace_method(method_name, preset, longest)
 
 
 HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"

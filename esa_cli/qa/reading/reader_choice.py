@@ -107,7 +107,7 @@ class ReaderChoice:
         is_preset = name in preset_files.list_preset_files() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load_preset(name).model))
-        ref = models.parse_reference(preset_files.resolve_model_name(name))
+        ref = models.parse_reference(preset_files.resolve_to_hub_id(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import platformdirs
 
-from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
+from esa_cli.errors import DiskError, LibraryError, LibraryFileVersionError, UnreadableError
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import expand_home_folder, format_size
 from esa_cli.system.text import digest_text
@@ -241,7 +241,7 @@ def unpack_checksummed_file(
     data: bytes, file_kind: str, path: Path, document_key: str, expected_digest: str | None = None
 ) -> bytes:
     """Checks the digest at the beginning of a file, and returns the payload after the digest.
-    Raises ForeignVersionError: the file has another format. LibraryError: the file is damaged.
+    Raises LibraryFileVersionError: the file has another format. LibraryError: the file is damaged.
 
     Args:
         data: the file's bytes, or the bytes of a segment file's header.
@@ -254,7 +254,7 @@ def unpack_checksummed_file(
         )
     form, newest = int(line[2]), WITH_SHAPES if file_kind == "document" else FORMAT
     if not FORMAT <= form <= newest:
-        raise ForeignVersionError(
+        raise LibraryFileVersionError(
             f"{path} has format {form}, but this version of esa reads formats {FORMAT} to {newest}",
             f"use the version of esa that wrote the file, or {_make_removal_hint(document_key)}",
         )

@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
+from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError
 from esa_cli.storage.library import disk
 from esa_cli.storage.library.disk import LibraryPaths, hash_byte_strings
 
@@ -258,7 +258,7 @@ class LibraryEntry:
     @property
     def health(self) -> str:
         """The document's condition: `good`, `damaged`, `another format` or `unreadable`."""
-        if isinstance(self.error, ForeignVersionError):
+        if isinstance(self.error, LibraryFileVersionError):
             return "another format"
         if isinstance(self.error, UnreadableError):
             return "unreadable"

@@ -61,11 +61,11 @@ class SegmentKVStore(document_files.KVSegmentLayer):
         return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
-        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+        self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         records = self.read_encoded_tokens(start, stop)
-        for low in range(0, stop - start, most):
-            block = records[low : low + most]
+        for low in range(0, stop - start, max_tokens):
+            block = records[low : low + max_tokens]
             vectors = make_slice_or_list(groups or range(self.heads))
             keys = document_files.decode_records(block, self.layout, vectors).to(self.device)
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
@@ -74,8 +74,8 @@ class SegmentKVStore(document_files.KVSegmentLayer):
     def reduced_key_count(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def reduced_key_blocks(
-        self, start: int, stop: int, most: int = BLOCK
+    def get_reduced_blocks(
+        self, start: int, stop: int, max_tokens: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced_key_count, "all tokens must have reduced keys"
         layout = self.segment.layout
@@ -83,8 +83,8 @@ class SegmentKVStore(document_files.KVSegmentLayer):
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
         feature_bytes = self.read_reduced_keys_or_checksums(self.section.reduced, size)
         features = feature_bytes.view(dtype).view(len(self), -1)
-        for low in range(start, stop, most):
-            yield low, features[low : min(low + most, stop)].to(self.device)
+        for low in range(start, stop, max_tokens):
+            yield low, features[low : min(low + max_tokens, stop)].to(self.device)
 
     append = append_reduced_keys = crop = refuse_change_of_read_only_store
 

@@ -12,7 +12,7 @@ from conftest import copy_registries
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.methods import registry
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import apply_method, resolve_preset
+from esa_cli.qa.presets.resolved_preset import replace_method, resolve_preset
 
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
 
@@ -65,18 +65,18 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "default" else given
     chosen = load_preset(base, given)
-    for one in registry.list_recipes():
+    for one in registry.list_methods():
         made = resolve_preset(chosen, method=one.name, document_tokens=length)
-        assert made.preset == apply_method(one.name, chosen, length), one.name
+        assert made.preset == replace_method(one.name, chosen, length), one.name
         assert resolve_preset(made) is made
         assert resolve_preset(base, given, one.name, length) == made
 
 
-@pytest.mark.parametrize("name", [one.name for one in registry.list_recipes()])
+@pytest.mark.parametrize("name", [one.name for one in registry.list_methods()])
 def test_ask_answers_by_any_method(name: str, esa: Esa, note: str) -> None:
     done = esa("ask", note, "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
     data = json.loads(done.out)
-    made = apply_method(name, load_preset("tiny-random"))
+    made = replace_method(name, load_preset("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected

@@ -67,7 +67,7 @@ def test_a_stored_document_is_asked_without_transformers(
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
-    for name in ("load_for_methods", "load_for_passages"):
+    for name in ("load_transformers_model", "load_model_for_passages"):
         monkeypatch.setattr(
             f"esa_cli.qa.opening.ModelBeforeLoading.{name}",
             lambda *given: pytest.fail("the model was loaded"),

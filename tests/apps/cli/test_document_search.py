@@ -91,7 +91,7 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     shutil.rmtree("town")
     gone = run(*other)
     assert gone.code == 2
-    assert "the preset cannot answer from any document" in gone.err
+    assert "none of the documents can be used with this preset" in gone.err
 
 
 def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(

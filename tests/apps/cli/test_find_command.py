@@ -40,7 +40,7 @@ def run(
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the model nor its small files are opened."""
-    for place in ("model_and_documents.open_esa", "model_and_documents.check_before_loading"):
+    for place in ("model_and_documents.open_model", "model_and_documents.check_before_loading"):
         monkeypatch.setattr(f"esa_cli.apps.cli.{place}", lambda *given, **more: pytest.fail("used"))
 
 

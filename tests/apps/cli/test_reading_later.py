@@ -57,7 +57,7 @@ def reading_ends_by(
         if done >= at:
             raise error
 
-    monkeypatch.setattr(opening.IngestProgressDisplay, "progress", progress)
+    monkeypatch.setattr(opening.IngestProgressDisplay, "report_ingest_progress", progress)
 
 
 def full(file: int) -> None:

@@ -23,7 +23,7 @@ def test_words_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[
     said = ":key: \x1b[31mred\x9b \x07 " + BIDI
     table = Table(said, box=None)
     table.add_row(said)
-    console = terminal.make_console(sys.stdout)
+    console = terminal.make_rich_console(sys.stdout)
     console.print(said, markup=False)
     console.print(table)
     terminal.print_table(("",), [(said,)])

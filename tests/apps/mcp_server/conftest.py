@@ -10,7 +10,7 @@ from command import TINY
 from mcp_client import FakeDocumentAsker, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.server.mcp_server import DocumentTools
+from esa_cli.apps.server.mcp_server import McpDocumentTools
 from esa_cli.storage.library import Library
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -46,7 +46,7 @@ def asker(library: Library) -> FakeDocumentAsker:
 
 
 @pytest.fixture
-def tools(asker: FakeDocumentAsker, library: Library, tmp_path: Path) -> DocumentTools:
+def tools(asker: FakeDocumentAsker, library: Library, tmp_path: Path) -> McpDocumentTools:
     """Tools that may read the folder `open`, and not the one beside it."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open/loom.txt").write_text("The loom stands in Basel.\n" * 20, "utf-8")

@@ -17,7 +17,7 @@ from mcp import Client, MCPError
 from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
 
 from esa_cli.apps.server import mcp_server, worker
-from esa_cli.apps.server.mcp_server import ABSENT, DocumentTools
+from esa_cli.apps.server.mcp_server import ABSENT, McpDocumentTools
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.storage.library import Library
@@ -27,7 +27,7 @@ modes = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
 
 @modes
-def test_the_tools_are_listed(tools: DocumentTools, mode: str) -> None:
+def test_the_tools_are_listed(tools: McpDocumentTools, mode: str) -> None:
     async def look(client: Client) -> Any:
         return client.server_info, client.instructions, (await client.list_tools()).tools
 
@@ -44,7 +44,7 @@ def test_the_tools_are_listed(tools: DocumentTools, mode: str) -> None:
 
 
 def test_passages_have_places_that_can_be_shown(
-    tools: DocumentTools, gate: str, filled: Path
+    tools: McpDocumentTools, gate: str, filled: Path
 ) -> None:
     found = call(tools, "find", query="the key of the northern gate", limit=2)
     best = found.structured_content["passages"][0]
@@ -64,7 +64,7 @@ def test_passages_have_places_that_can_be_shown(
 
 
 def test_files_of_allowed_folders(
-    tools: DocumentTools, asker: FakeDocumentAsker, library: Library, tmp_path: Path
+    tools: McpDocumentTools, asker: FakeDocumentAsker, library: Library, tmp_path: Path
 ) -> None:
     for name in ("loom.txt", str(tmp_path / "open/loom.txt")):
         found = call(tools, "find", query="Basel", documents=[name])
@@ -85,7 +85,7 @@ def test_files_of_allowed_folders(
 
 
 def test_an_answer_with_its_passages(
-    tools: DocumentTools, asker: FakeDocumentAsker, gate: str
+    tools: McpDocumentTools, asker: FakeDocumentAsker, gate: str
 ) -> None:
     asker.answers["who?"] = "Ahab"
     said = call(tools, "ask", question="who?", documents=["gate.txt"], passages=1)
@@ -103,7 +103,7 @@ def test_an_answer_with_its_passages(
     assert set(names) == {"gate.txt", "pages.html", "kiln.md"}, "the library"
 
 
-def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
+def test_the_list(tools: McpDocumentTools, tmp_path: Path) -> None:
     (tmp_path / "open/.hidden").write_text("x", "utf-8")
     data = call(tools, "list").structured_content
     assert {one["document"]: one["how"] for one in data["documents"]} == {
@@ -117,7 +117,7 @@ def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
     assert [one["document"] for one in listed["documents"]] == ["loom.txt"]
 
 
-def test_arguments_that_do_not_fit(tools: DocumentTools, gate: str) -> None:
+def test_arguments_that_do_not_fit(tools: McpDocumentTools, gate: str) -> None:
     fail(call(tools, "find"), "query: field required")
     fail(call(tools, "find", query="x", limit=0), "limit: ")
     fail(call(tools, "find", query="x", top=3), "top: extra inputs are not permitted")
@@ -144,7 +144,7 @@ def test_the_model_is_loaded_when_it_is_needed(library: Library) -> None:
 
 
 def test_errors_of_an_answer(
-    tools: DocumentTools, asker: FakeDocumentAsker, library: Library, gate: str,
+    tools: McpDocumentTools, asker: FakeDocumentAsker, library: Library, gate: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for question, error, message in (
@@ -185,7 +185,7 @@ def test_names_that_are_not_utf8_end_no_server(
 
 @modes
 def test_progress_of_a_reading(
-    tools: DocumentTools, asker: FakeDocumentAsker, mode: str, tmp_path: Path,
+    tools: McpDocumentTools, asker: FakeDocumentAsker, mode: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(worker, "READING_EVERY_S", 0.2)
@@ -211,7 +211,7 @@ def test_progress_of_a_reading(
 @modes
 @pytest.mark.parametrize("tool", ["ingest", "ask"])
 def test_a_cancelled_call_stops_the_reading(
-    tools: DocumentTools, asker: FakeDocumentAsker, mode: str, tool: str
+    tools: McpDocumentTools, asker: FakeDocumentAsker, mode: str, tool: str
 ) -> None:
     asker.words, asker.delay = 500, 0.02
     given: dict[str, Any] = {"ask": {"question": "who?", "read": True, **LOOM}, "ingest": LOOM}

@@ -153,7 +153,7 @@ def serve(folder: Path, output: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asker = FakeAsker(delay=0.05)
     documents = [read_document("a.txt")]
-    command.ingest_and_serve(asker, command.ServeOptions(port=0), documents, Reporter(True))
+    command.serve_over_http(asker, command.ServeCommandOptions(port=0), documents, Reporter(True))
     print("ended", len(asker.spoken), flush=True)
 
 

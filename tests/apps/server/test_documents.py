@@ -182,12 +182,12 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
             return super().ingest(source, progress)
 
     documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
-    opened = documents.open_documents(documents.find_documents(["a.txt"]))
+    opened = documents.open_documents(documents.resolve_documents(["a.txt"]))
     assert documents.read_named_document("a.txt") is opened[0].book.document
     path.write_text("another", "utf-8")
     assert documents.read_named_document("a.txt").text == "another", "a changed file is read"
     documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
-    documents.open_documents(documents.find_documents(["a.txt"]))
+    documents.open_documents(documents.resolve_documents(["a.txt"]))
     assert documents.read_named_document("a.txt").text == "changed while it was read"
 
 
@@ -197,23 +197,23 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     one, other = f"library:{first.id}", f"library:{second.id}"
     documents = AllowedDocuments(asker, [fake_book("alpha")], [], library, with_library=True)
     assert set(ids_of(documents)) == {"esa:1", one, other}
-    opened = documents.open_documents(documents.find_documents([other, "esa:1", one, other]))
+    opened = documents.open_documents(documents.resolve_documents([other, "esa:1", one, other]))
     assert [book.id for book in opened] == [other, "esa:1", one]
-    documents.open_documents(documents.find_documents([one]))
+    documents.open_documents(documents.resolve_documents([one]))
     assert len(asker.ingested) == 2, "each is opened once"
     for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
         with pytest.raises(ApiError) as caught:
             documents.read_named_document(name)
         assert caught.value.status == status
     with pytest.raises(ApiError) as caught:
-        AllowedDocuments(FakeAsker(), [], [], library).find_documents([one])
+        AllowedDocuments(FakeAsker(), [], [], library).resolve_documents([one])
     assert caught.value.status == 403
     (library.root / "documents" / f"{first.key}.text").write_bytes(b"")
     left_out: list[str] = []
     fresh = AllowedDocuments(asker, [], [], library, with_library=True)
     assert [
-        book.id for book in fresh.open_documents(fresh.find_documents(None), left_out=left_out)
+        book.id for book in fresh.open_documents(fresh.resolve_documents(None), left_out=left_out)
     ] == [other]
     assert left_out == [f"left out: {one} is damaged in the library"]
     with pytest.raises(LibraryError):
-        fresh.open_documents(fresh.find_documents([one]))
+        fresh.open_documents(fresh.resolve_documents([one]))

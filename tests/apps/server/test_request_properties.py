@@ -55,7 +55,7 @@ def test_bodies(body: Any) -> None:
     except ApiError as error:
         expect_refusal(error)
         return
-    options = found.make_ask_arguments()
+    options = found.make_esa_ask_arguments()
     assert question.strip()
     assert all(isinstance(turn.question + turn.answer, str) for turn in history)
     for name, (low, high) in RANGES.items():

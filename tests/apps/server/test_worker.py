@@ -16,8 +16,8 @@ from esa_cli.apps.server.worker import JobThread, WorkerJob
 from esa_cli.errors import (
     BUG,
     DiskError,
-    ForeignVersionError,
     LibraryError,
+    LibraryFileVersionError,
     ModelError,
     ReaderError,
     ResourceError,
@@ -41,7 +41,7 @@ both = pytest.mark.parametrize("stream", [False, True])
         (KeyboardInterrupt(), 500, None),
         (MemoryError(), 503, None),
         (LibraryError("/srv/lib/a.doc", "rm it"), 500, None),
-        (ForeignVersionError("/srv/lib/a.doc", "update"), 500, None),
+        (LibraryFileVersionError("/srv/lib/a.doc", "update"), 500, None),
         (DiskError("/srv/lib cannot be written", "free some space"), 507, None),
     ],
 )

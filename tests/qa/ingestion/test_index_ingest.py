@@ -65,18 +65,18 @@ class Seen(IngestEvents):
     def __init__(self, stop: int | None = None) -> None:
         self.stop, self.told = stop, list[Any]()
 
-    def found(self, book: Book) -> None:
+    def report_stored_document(self, book: Book) -> None:
         self.told.append("found")
 
-    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+    def announce_ingest(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self.told.append(("started", tokens, stored_bytes))
 
-    def progress(self, done: int, total: int) -> None:
+    def report_ingest_progress(self, done: int, total: int) -> None:
         self.told.append(done)
         if self.stop is not None and done >= self.stop:
             raise KeyboardInterrupt
 
-    def finished(self) -> None:
+    def report_ingest_end(self) -> None:
         self.told.append("finished")
 
 

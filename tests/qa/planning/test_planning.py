@@ -82,8 +82,8 @@ def test_the_papers_ratios() -> None:
     llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
     made = plan.ModelIngestPlanner(resolve_preset("paper"), folder, dtype=torch.half, device="cpu")
-    assert made.costs.paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
-    assert [round(100 * one, 2) for one in made.costs.paper_cost_ratios] == [1.56, 6.25]
+    assert made.costs.esa_paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in made.costs.esa_paper_cost_ratios] == [1.56, 6.25]
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:

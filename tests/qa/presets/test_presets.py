@@ -8,9 +8,8 @@ import pytest
 
 from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
-from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import preset, preset_files, resolved_preset
-from esa_cli.qa.presets.preset import AnswerSettings, find_adapter_folder, load_preset
+from esa_cli.qa.presets.preset import HEAD, AnswerSettings, find_adapter_folder, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 SHIPPED = sorted(path.stem for path in preset_files.find_shipped_preset_folder().glob("*.yaml"))
@@ -151,9 +150,9 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 
 def test_a_method_answers_from_rows() -> None:
     made = load_preset("tiny-random", [FROM_TEXT, "answer.passages=3"])
-    assert resolved_preset.apply_method("esa", made).answer.source == "rows"
+    assert resolved_preset.replace_method("esa", made).answer.source == "rows"
     assert (
-        resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"
+        resolved_preset.set_method_to_compare(resolved_preset.AS_IS, made).answer.source == "text"
     )
 
 
@@ -168,7 +167,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    (folder / CONFIG).write_text("{}", "utf-8")
+    (folder / HEAD).write_bytes(b"")
     return folder
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +27,7 @@ from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_and_documents import QuestionDocuments
+    from esa_cli.apps.cli.model_and_documents import DocumentOpener
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
@@ -45,9 +45,7 @@ Top = Annotated[
 
 
 @dataclass(frozen=True)
-class AskOptions(options.DocumentOptions):
-    """The options that only the command `esa ask` has."""
-
+class AskCommandOptions(options.DocumentSearchOptions):
     read: Annotated[
         Literal["after", "first", "never"],
         option(
@@ -70,7 +68,7 @@ class AskOptions(options.DocumentOptions):
         ),
     ] = None
 
-    def count_shown_passages(self) -> int:
+    def choose_passage_count(self) -> int:
         """Returns how many passages `esa ask` shows or puts into its JSON object."""
         return answer_output.choose_passage_count(self.top, self.quiet and not self.as_json)
 
@@ -79,10 +77,10 @@ class AskOptions(options.DocumentOptions):
 def ask(
     arguments: Arguments = None,
     *,
-    opts: AskOptions,
+    opts: AskCommandOptions,
     model: options.ModelOptions,
-    generation_options: options.GenerationOptions,
-    reader_options: options.ReaderOptions,
+    generation_options: options.AnswerGenerationOptions,
+    reader_options: options.AnswerModelOptions,
 ) -> None:
     """Answer a question about documents of any length.
 
@@ -91,8 +89,8 @@ def ask(
     names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
     with Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        run = AskCommandRun(question, opts, generation_options.make_ask_arguments(), reporter)
-        run.load_model_and_open_documents(names, model, reader_options, stack)
+        run = AskCommandRun(question, opts, generation_options.make_esa_ask_arguments(), reporter)
+        run.open_model_and_documents(names, model, reader_options, stack)
         run.answer_question()
 
 
@@ -100,30 +98,30 @@ class AskCommandRun:
     """One run of the command `esa ask`, with the question, the documents and the model."""
 
     esa: Esa
-    documents: QuestionDocuments
+    documents: DocumentOpener
     books: Sequence[Book]
     reads_later: bool
     """Whether the model reads new documents only after a first answer."""
 
     def __init__(
-        self, question: str, opts: AskOptions, generation: Mapping[str, Any], reporter: Reporter
+        self, question: str, opts: AskCommandOptions, generation: dict[str, Any], reporter: Reporter
     ) -> None:
         self.question, self.opts, self.generation = question, opts, generation
         self.reporter = reporter
         self.started = [time.perf_counter()]
         """The times at which loading, opening and answering began, and the time of the answer."""
 
-    def load_model_and_open_documents(
+    def open_model_and_documents(
         self,
         document_names: Sequence[str],
         model: options.ModelOptions,
-        reader_options: options.ReaderOptions,
+        reader_options: options.AnswerModelOptions,
         stack: ExitStack,
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
-        from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
+        from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
         from esa_cli.models import find_model_folder
-        from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
+        from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.system.text import digest_text
@@ -135,10 +133,10 @@ class AskCommandRun:
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := find_model_folder(chosen.model)) is not None:
-            begin_loading_plain_tokenizer(folder)
-        reader = reader_options.choose_reader()
+            begin_loading_standalone_tokenizer(folder)
+        reader = reader_options.choose_model()
         limit = chosen.answer.documents if from_text else None
-        self.documents = QuestionDocuments(
+        self.documents = DocumentOpener(
             files, library, reporter, stack, limit=limit, in_library=opts.library, keep=opts.keep
         )
         named = self.documents.gathered.documents
@@ -162,14 +160,14 @@ class AskCommandRun:
         is_script = opts.as_json or not sys.stdout.isatty()
         self.reads_later = opts.read == "after" and not is_script and ready.index is not None
         self.esa = esa = stack.enter_context(
-            open_esa(ready, model, reporter, keep=opts.keep, library=library, reader=reader)
+            open_model(ready, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
         self.started.append(time.perf_counter())
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
-        open_path = None if needs_kv_cache else open_book
-        self.documents.set_document_openers(books, esa.stored, open_path)
-        self.books = self.documents.open_documents_for(self.question)
+        open_file = None if needs_kv_cache else open_book
+        self.documents.set_opening_functions(books, esa.stored, open_file)
+        self.books = self.documents.open_documents(self.question)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
@@ -188,7 +186,7 @@ class AskCommandRun:
 
     def _ingest_documents_and_ask_again(self, first_reply: Reply) -> Reply:
         """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
-        reporter, books = self.reporter, self.books
+        opts, reporter, books = self.opts, self.reporter, self.books
         unread = shorten_name_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
             f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
@@ -200,18 +198,18 @@ class AskCommandRun:
         except BaseException as error:
             reporter.clear_spinner()
             if isinstance(error, KeyboardInterrupt):
-                reporter.note("esa: the answer above was found with BM25 alone")
+                reporter.show_note("esa: the answer above was found with BM25 alone")
             self.books = books
             self._write_html_report(first_reply)
             raise
         replies = first_reply, reply
         places = [[(e.document, e.start) for e in one.evidence[:1]] for one in replies]
         if first_reply.text.strip() == reply.text.strip() and places[0] == places[1]:
-            reporter.note("esa: reading changed neither the answer nor its first passage")
+            reporter.show_note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
             print(strip_control_chars(reply.text), flush=True)
-            answer_output.print_answer_notes(reply, self.opts.count_shown_passages(), reporter)
+            answer_output.print_notes_and_passages(reply, opts.choose_passage_count(), reporter)
         return reply
 
     def _ask_question(self, streams_answer: bool) -> Reply:
@@ -221,14 +219,14 @@ class AskCommandRun:
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(opts.count_shown_passages(), 0 if opts.as_json else 1),
+            evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
             on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams_answer else None,
             **self.generation,
         )
         reporter.clear_spinner()
         if streams_answer:
             print(flush=True)
-            answer_output.print_answer_notes(reply, opts.count_shown_passages(), reporter)
+            answer_output.print_notes_and_passages(reply, opts.choose_passage_count(), reporter)
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:
@@ -236,4 +234,4 @@ class AskCommandRun:
         if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
             output_paths.write_text_file(self.opts.report, page)
-            self.reporter.note(f"esa: wrote {self.opts.report}")
+            self.reporter.show_note(f"esa: wrote {self.opts.report}")

@@ -26,7 +26,7 @@ from esa_cli.apps.cli.inputs import SAVE_INPUT
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.open_books import OpenBookCache
+from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
@@ -68,10 +68,10 @@ def batch(
     keep: options.Keep = None,
     method: options.Method = None,
     *,
-    shards: options.ShardOptions,
+    shards: options.QuestionShardOptions,
     model: options.ModelOptions,
-    generation_options: options.GenerationOptions,
-    reader_options: options.ReaderOptions,
+    generation_options: options.AnswerGenerationOptions,
+    reader_options: options.AnswerModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -79,31 +79,31 @@ def batch(
 
     After a stop, the same `esa batch` command continues where it was. Exit code 7 means that some
     questions got an error instead of an answer."""
-    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.qa.opening import choose_answer_source
 
     chosen = reader_options.load_preset(model, method)
-    asking = {**generation_options.make_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_reader(), shards.check_files_and_parse_shard(out)
+    asking = {**generation_options.make_esa_ask_arguments(), "evidence": top}
+    reader, shard = reader_options.choose_model(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **reader_options.make_answer_key_fields(), "preset": settings}
+        answer_settings = {**asking, **reader_options.make_cache_key_fields(), "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:
             count, asked = end, select_questions_of_shard(asked[:limit], shard)
             end = len(asked)
-            reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
+            reporter.show_note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
         with open_answers_file(out, asked, retry_failed) as answers:
             copy_answers_from_shard_files(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
-                reporter.note(f"esa: {before} questions of an earlier run are kept")
+                reporter.show_note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
                 progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
-                with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
+                with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
                     answer_batch_questions(
                         esa, asked, answers, asking, limit=end,
                         progress=lambda: progress(next(numbers), end - before),
@@ -118,7 +118,7 @@ def batch(
             counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
             terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
         answered = f"{end - failed} of {end} questions answered"
-        reporter.note(f"esa: {answered} in {format_duration(seconds)}, in {out}")
+        reporter.show_note(f"esa: {answered} in {format_duration(seconds)}, in {out}")
         if failed:
             reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
     if failed:
@@ -153,8 +153,8 @@ def _load_batch_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A question of the questions file; `key` has digests of the question with its settings, and of
-    the contents of its documents."""
+    """A question of the questions file. The field `key` joins two digests, one of the question with
+    its settings, and one of its documents."""
 
     line: int
     id: Any
@@ -181,8 +181,8 @@ def read_questions_file(
     default, digest_file = find_files(default_documents), cache(_compute_file_digest)
 
     @cache
-    def find_document_files(names: tuple[str, ...]) -> InputFiles:
-        return find_files([str(questions_file.parent / name) for name in names])
+    def find_files_of_documents(document_names: tuple[str, ...]) -> InputFiles:
+        return find_files([str(questions_file.parent / name) for name in document_names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
@@ -196,7 +196,7 @@ def read_questions_file(
             if row.get("documents") is not None:
                 names = tuple(row["documents"])
                 try:
-                    files = find_document_files(names)
+                    files = find_files_of_documents(names)
                 except DocumentError as error:
                     files, fault = InputFiles(), error.message
             asked = [text, names, row.get("id"), answer_settings]
@@ -212,7 +212,7 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Parses a line of the questions file; returns its JSON object, or {} and what is wrong."""
+    """Returns the JSON object of a line, or {} and a text that says what is wrong in the line."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -221,7 +221,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(name: Any) -> bool:
+    def is_document_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
@@ -230,7 +230,9 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
+    elif names is not None and not (
+        isinstance(names, list) and names and all(map(is_document_path, names))
+    ):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
@@ -257,7 +259,7 @@ QuestionGroup = list[tuple[int, BatchQuestion]]
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[QuestionGroup]:
-    """Groups the questions whose index `is_wanted` accepts by their documents."""
+    """Groups questions by their documents, and drops those whose index `is_wanted` rejects."""
     by_documents: dict[InputFiles, QuestionGroup] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
@@ -284,8 +286,8 @@ def open_answers_file(
 def copy_answers_from_shard_files(
     answers: AnswersFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
-    """Adds rows that the file `answers` lacks from the answers files of other shards; a row with an
-    answer replaces a row with an error. Raises UsageError: a file answers other questions."""
+    """Copies rows that `answers` lacks from the answers files of other shards. A row with an answer
+    replaces a row with an error. Raises UsageError: a file answers other questions."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in shard_files:
@@ -312,8 +314,8 @@ def answer_batch_questions(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row in the answers file yet, and
-    calls `progress` after each row, and `warn` for each unreadable file of a folder. Raises
+    """Answers the first `limit` questions, except those with a row in the answers file. Calls
+    `progress` after each answer, and `warn` for each file that cannot be read. Raises
     ResourceError, DocumentError: the answers cannot be written."""
     end = len(questions) if limit is None else limit
 
@@ -321,29 +323,29 @@ def answer_batch_questions(
         answers.add_row(question_index, row)
         progress()
 
-    open_books = OpenBookCache(esa)
+    open_documents = OpenDocumentCache(esa)
     for group in group_questions_by_documents(
         questions, lambda index: index < end and not answers.has_row(index)
     ):
-        _answer_question_group(esa, group, open_books, ask_arguments, add_answer_row, warn)
+        _answer_question_group(esa, group, open_documents, ask_arguments, add_answer_row, warn)
 
 
 def _answer_question_group(
     esa: Esa,
     group: QuestionGroup,
-    open_books: OpenBookCache,
+    open_documents: OpenDocumentCache,
     ask_arguments: Mapping[str, Any],
     add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, which may be closed when it returns."""
+    """Answers a group of questions about the same documents."""
     files, refusal = group[0][1].files, None
     books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
-    open_books.needed = files.paths
+    open_documents.needed = files.paths
     try:
-        gathered = gather_documents(files, open_books.read_document).remove_repeated_texts()
+        gathered = gather_documents(files, open_documents.read_document).remove_repeated_texts()
         left_out = gathered.left_out
-        books = [open_books.open_book(document) for document in gathered.documents]
+        books = [open_documents.open_document(document) for document in gathered.documents]
         for file in left_out[len(files.left_out) :]:
             warn(file.message)
     except EsaError as error:

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.fitted_projections import CalibrationStudy
+    from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
     from esa_cli.evaluation.calibration.retrieval_heads import HeadSearchResult
     from esa_cli.qa.presets.preset import Preset
 
@@ -30,8 +30,6 @@ SHOWN_HEADS = 16
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """The options that only the command `esa calibrate` has."""
-
     target: Annotated[
         str,
         option("--for METHOD", "Method from `esa methods`, or preset, whose queries are fitted."),
@@ -81,7 +79,7 @@ def calibrate(
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
     opts.check_output_file(texts)
     with Reporter(quiet) as reporter:
-        study, chosen, training = _fit_and_measure_compressors(texts, model, opts, reporter)
+        study, chosen, training = _fit_compressors_and_measure_recall(texts, model, opts, reporter)
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": opts.target}
         written = {"file": str(opts.out), "method": study.find_best_method()}
@@ -89,12 +87,13 @@ def calibrate(
         return
     _print_recall_table(study)
     use = _format_options_to_use_compressor(model.load_preset_for_comparison(), chosen, opts.out)
-    reporter.note(f"{study.find_best_method()} is in {opts.out}; use it with\n  {use}", dim=False)
+    best = f"{study.find_best_method()} is in {opts.out}"
+    reporter.show_note(f"{best}; use it with\n  {use}", dim=False)
 
 
-def _fit_and_measure_compressors(
+def _fit_compressors_and_measure_recall(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
-) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
+) -> tuple[RecallStudy, Preset, dict[str, Any]]:
     """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
     from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
@@ -108,11 +107,12 @@ def _fit_and_measure_compressors(
         given, model.choose_device_and_dtype(), reporter, runs_methods=True
     )
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
-    loaded = ready.model.load_for_methods(reporter)
+    loaded = ready.model.load_transformers_model(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
-    training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
+    training = fitted_projections.AdamSettings()
+    progress = partial(reporter.show_stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
-        job = fitted_projections.open_calibration_job(
+        job = fitted_projections.open_projection_fitter(
             loaded, chosen, text, opts.tokens, Path(folder)
         )
         total, planner = (
@@ -122,7 +122,7 @@ def _fit_and_measure_compressors(
         planner.check_memory_suffices(total)
         with quiet_transformers():
             seconds = planner.plan_ingest(total).estimated_seconds
-            job.collect_activations(reporter.start_ingest_progress(total, seconds))
+            job.store_queries_and_keys(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
     job.save_best_projections(opts.out, study, training)
@@ -132,7 +132,7 @@ def _fit_and_measure_compressors(
 def _format_options_to_use_compressor(
     current_preset: Preset, fitted_preset: Preset, compressor_file: Path
 ) -> str:
-    """Returns the options of `esa ask` that add a compressor, and what it needs, to a preset."""
+    """Returns the options of `esa ask` that use a fitted compressor with the settings it needs."""
     words: list[str] = []
     for part in ("selector", "score", "position"):
         settings = getattr(fitted_preset, part)
@@ -145,7 +145,7 @@ def _format_options_to_use_compressor(
     return shlex.join(words)
 
 
-def _print_recall_table(study: CalibrationStudy) -> None:
+def _print_recall_table(study: RecallStudy) -> None:
     """Prints a table of each layer's recall at the largest k, and the mean recall at each k."""
     results = study.results
     rows = [
@@ -159,9 +159,7 @@ def _print_recall_table(study: CalibrationStudy) -> None:
 
 
 @dataclass(frozen=True)
-class HeadsOptions:
-    """The options that only the command `esa heads` has."""
-
+class HeadsCommandOptions:
     length: Annotated[
         str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
     ] = "16k"
@@ -174,7 +172,7 @@ class HeadsOptions:
 
 @options.make_typer_command
 def heads(
-    opts: HeadsOptions,
+    opts: HeadsCommandOptions,
     model_options: options.ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -212,10 +210,10 @@ def heads(
 
 
 def _find_retrieval_heads(
-    opts: HeadsOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
+    opts: HeadsCommandOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
 ) -> tuple[HeadSearchResult, dict[str, Any]]:
-    """Finds the retrieval heads of a model, and returns them, also as a JSON object."""
-    reporter.stage("import", 0, None)
+    """Finds the retrieval heads of a model, and also returns the result as a JSON object."""
+    reporter.show_stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
@@ -235,11 +233,11 @@ def _find_retrieval_heads(
     sample = next(find_selftest_task("needle").samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
-        loaded = known.load_for_methods(reporter)
+        loaded = known.load_transformers_model(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
         reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")
-        asking = partial(reporter.stage, "asking for needles")
+        asking = partial(reporter.show_stage, "asking for needles")
         search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)

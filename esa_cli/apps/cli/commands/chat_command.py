@@ -48,38 +48,38 @@ def chat(
     top: Top = None,
     *,
     model: options.ModelOptions,
-    generation_options: options.GenerationOptions,
-    reader_options: options.ReaderOptions,
+    generation_options: options.AnswerGenerationOptions,
+    reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents; each question may refer to earlier questions.
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
-    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.qa.opening import choose_answer_source
 
     if "-" in documents:
         wrong = "standard input (-) has the questions, and cannot be a document"
         raise UsageError(wrong, SAVE_INPUT)
     chosen = reader_options.load_preset(model, method)
-    reader, shown = reader_options.choose_reader(), answer_output.choose_passage_count(top, quiet)
+    reader, shown = (reader_options.choose_model(), answer_output.choose_passage_count(top, quiet))
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
         chosen = chosen if method else choose_answer_source(chosen, reporter)
-        with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
+        with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
             books = [esa.ingest(document) for document in gathered]
             reporter.clear_spinner()
             names = [document.source for document in gathered]
-            talk = Conversation(
-                esa, books, names, reporter, generation_options.make_ask_arguments(),
+            talk = DocumentChat(
+                esa, books, names, reporter, generation_options.make_esa_ask_arguments(),
                 top=shown, interruptible=on_terminal,
             )  # fmt: skip
             if on_terminal:
                 about = f"{pluralize(len(names), 'document')}, {esa.name}"
-                reporter.note(f"{about}; /help lists the commands, Ctrl-D ends")
-                run_terminal_conversation(talk)
+                reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends")
+                run_chat_on_terminal(talk)
                 return
             for _, line in read_numbered_lines(sys.stdin):
                 if not talk.answer_question_or_run_command(line):
@@ -92,9 +92,8 @@ class AnswerStoppedError(Exception):
     """Raised by the callback that receives the text of an answer, to stop the answer."""
 
 
-class Conversation:
-    """Answers questions with regard to earlier questions and their answers, except for stopped
-    answers, and runs slash commands.
+class DocumentChat:
+    """Answers questions, with earlier questions and answers as their history, and runs commands.
 
     Args:
         ask_arguments: keyword arguments of `Esa.ask`.
@@ -125,7 +124,7 @@ class Conversation:
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
-        """Stops the current answer before its next piece of text; safe in a signal handler."""
+        """Stops the current answer before its next piece of text. A signal handler may call it."""
         self._must_stop = True
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
@@ -190,11 +189,11 @@ class Conversation:
             if stream.has_text:
                 print(flush=True)
         if reply is None:
-            self.reporter.note("  stopped")
+            self.reporter.show_note("  stopped")
             return
         if not stream.has_text:
             print(strip_control_chars(reply.text), flush=True)
-        answer_output.print_answer_notes(reply, self.passages, self.reporter)
+        answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
             self.reporter.warn(
                 "  the conversation has grown long: the oldest questions are left out"
@@ -208,7 +207,7 @@ class Conversation:
             print(strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
             self.record, self.forgotten = [], 0
-            self.reporter.note("  the conversation is forgotten, but not the documents")
+            self.reporter.show_note("  the conversation is forgotten, but not the documents")
         elif command not in ("/evidence", "/save"):
             raise UsageError(
                 f"`esa chat` has no command {command}", "type /help for a list of the commands"
@@ -233,7 +232,7 @@ class Conversation:
         text = format_chat_as_markdown(about, self.documents, self.record)
         output_paths.write_text_file(path, text)
         self._saved.add(path.absolute())
-        self.reporter.note(f"  saved {len(self.record)} questions in {path}")
+        self.reporter.show_note(f"  saved {len(self.record)} questions in {path}")
 
 
 @contextmanager
@@ -253,11 +252,11 @@ def _stop_answer_at_ctrl_c(stop_answer: Callable[[], None]) -> Iterator[None]:
 
 
 def format_chat_as_markdown(
-    subtitle: str, document_names: Sequence[str], record: Sequence[tuple[str, Reply]]
+    subtitle: str, document_names: Sequence[str], questions_and_replies: Sequence[tuple[str, Reply]]
 ) -> str:
     """Formats questions and replies as Markdown, below a subtitle and the documents' names."""
     lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in document_names)]
-    for number, (question, reply) in enumerate(record, 1):
+    for number, (question, reply) in enumerate(questions_and_replies, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
         lines += ["", reply.text, *(["", "*(cut off)*"] if reply.cut else [])]
@@ -273,7 +272,7 @@ def format_chat_as_markdown(
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
-def run_terminal_conversation(conversation: Conversation) -> None:
+def run_chat_on_terminal(conversation: DocumentChat) -> None:
     """Answers lines of the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
     with suppress(ImportError):  # on Windows the console itself edits and recalls lines
         import readline  # noqa: F401
@@ -282,6 +281,6 @@ def run_terminal_conversation(conversation: Conversation) -> None:
             if not conversation.answer_question_or_run_command(input("> ")):
                 return
         except KeyboardInterrupt:
-            conversation.reporter.note("  Ctrl-D ends; /help lists the commands")
+            conversation.reporter.show_note("  Ctrl-D ends; /help lists the commands")
         except EOFError:
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, make_console
+from esa_cli.apps.cli.output.terminal import Reporter, make_rich_console
 from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def demo(
     """Ask questions about a generated document, and check the answers.
 
     `esa demo` works in any folder and leaves no files, but its first run fetches the model."""
-    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
     from esa_cli.qa.opening import choose_answer_source
@@ -47,7 +47,7 @@ def demo(
         _print_in_style(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
-        with open_esa(choose_answer_source(chosen, reporter), model, reporter, keep=False) as esa:
+        with open_model(choose_answer_source(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
@@ -60,7 +60,7 @@ def demo(
 
 
 def choose_demo_questions(question_count: int) -> list[DemoQuestion]:
-    """Returns questions about the chronicle; the last of several questions has no answer in it."""
+    """Returns demo questions; if there are several, the chronicle does not answer the last one."""
     from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
 
     *answered, unanswered = get_demo_questions()
@@ -85,12 +85,12 @@ def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
-    for line in answer_output.format_passage_lines(reply, 1, sys.stdout.isatty()):
+    for line in answer_output.format_best_passages_as_lines(reply, 1, sys.stdout.isatty()):
         _print_in_style(line, "cyan")
     _print_in_style("")
     return right
 
 
 def _print_in_style(text: str, style: str | None = None) -> None:
-    console = make_console(sys.stdout)
+    console = make_rich_console(sys.stdout)
     console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

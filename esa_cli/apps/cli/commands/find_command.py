@@ -43,8 +43,8 @@ EVERY = 64
 
 
 class CollectedPlacesFile(JsonLinesFile):
-    """The output file of `esa collect`, if a path is given; the first row has `key`, a digest of
-    what the collected places depend on, and the fields of `about`."""
+    """The output file of `esa collect`. The first row of the file has the fields of `about`, and
+    `key`, a digest of the question, the documents and the settings."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -72,7 +72,7 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def write_progress(
+    def append_progress(
         self, passages_read: int, coverage: ReadingCoverage, is_last: bool = False
     ) -> None:
         """Appends a row with the number of passages read, every 64 passages and at the end."""
@@ -97,9 +97,7 @@ Read = Annotated[
 
 
 @dataclass(frozen=True)
-class FindOptions(options.DocumentOptions):
-    """The options that only the command `esa find` has."""
-
+class FindCommandOptions(options.DocumentSearchOptions):
     top: Annotated[int | None, option("--top N", "Passages to show; by default 8.", min=1)] = None
     minimum: Annotated[
         float | None,
@@ -143,14 +141,14 @@ def find(
         ),
     ] = None,
     *,
-    opts: FindOptions,
+    opts: FindCommandOptions,
     model: options.ModelOptions,
 ) -> None:
     """Find passages in documents, without generating an answer.
 
     esa find book.txt "the white whale"
     """
-    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionDocuments, open_esa
+    from esa_cli.apps.cli.model_and_documents import DocumentOpener, LazyPassageFinder, open_model
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, make_preset_for_finding
 
     opts.refuse_conflicting_options()
@@ -160,20 +158,20 @@ def find(
         check_adapter_and_finder_exist(chosen.answer)
         library, reads = Library(), opts.read == "first"
 
-        def load_esa() -> Esa:
+        def load_model() -> Esa:
             # If nothing is read, nothing is stored, so the library need not be writable.
             keep = opts.keep if reads or library.is_writable else False
-            opened = open_esa(chosen, model, reporter, keep=keep, library=library)
+            opened = open_model(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
 
-        documents = QuestionDocuments(
+        documents = DocumentOpener(
             find_files(names), library, reporter, stack,
             limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
-        finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, ingests_unread=reads)
+        finder = LazyPassageFinder(chosen, model, library, reporter, load_model, ingests_new=reads)
         named = [finder.open_document(document) for document in documents.gathered.documents]
-        documents.set_document_openers(named, finder.open_stored_document, finder.open_document)
-        books = documents.open_documents_for(question, all_that_match=opts.is_word_search)
+        documents.set_opening_functions(named, finder.open_stored_document, finder.open_document)
+        books = documents.open_documents(question, all_that_match=opts.is_word_search)
         reporter.show_spinner("searching")
         passages = _find_passages(finder, question, books, opts, reporter)
         reporter.clear_spinner()
@@ -193,14 +191,14 @@ def find(
             )
         elif opts.files:
             for file in files:
-                print(format_path_or_document_name(file["document"], file["source"]))
+                print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_passages(passages, question)
+            print_passages_with_marked_words(passages, question)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
-            reporter.note(f"esa: {note}")
+            reporter.show_note(f"esa: {note}")
     if not passages:
         reporter.warn("esa: no passage fits the question")
         raise typer.Exit(NOT_FOUND)
@@ -210,7 +208,7 @@ def _find_passages(
     finder: LazyPassageFinder,
     question: str,
     books: list[Book],
-    opts: FindOptions,
+    opts: FindCommandOptions,
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
     """Returns the passages that fit a question, best first, or with --all in document order."""
@@ -223,7 +221,7 @@ def _find_passages(
         passages = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
-            reporter.note(f"esa: no passage has all of the words; these passages have {part}")
+            reporter.show_note(f"esa: no passage has all of the words; these passages have {part}")
     else:
         count = None if opts.shows_all or opts.files else opts.top or 8
         passages = finder.find_passages(question, books, count, opts.minimum)
@@ -234,7 +232,7 @@ def _find_passages(
 
 
 def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
-    """Returns the name, path, best score and passage count of each document of the passages."""
+    """Returns the name, path, best score and passage count of each document that has passages."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
@@ -243,23 +241,23 @@ def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, An
     return list(files.values())
 
 
-def format_path_or_document_name(document_name: str, path_or_dash: str) -> str:
-    """Returns the path of a document, or its name if the document came from standard input (-)."""
-    return terminal.make_safe_line(document_name if path_or_dash == "-" else path_or_dash)
+def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
+    """Returns the path of a document, or the name of a document from standard input (-)."""
+    return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_passages(passages: Sequence[Passage], question: str) -> None:
+def print_passages_with_marked_words(passages: Sequence[Passage], question: str) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red."""
     from rich.text import Text
 
     from esa_cli.qa.finding.words import find_shared_words
 
-    console = terminal.make_console(sys.stdout)
+    console = terminal.make_rich_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.make_safe_line(passage.chapter)] if passage.chapter else []
+        details += [terminal.make_printable_line(passage.chapter)] if passage.chapter else []
         details += [f"characters {passage.start}-{passage.end}", f"score {passage.score:.1f}"]
-        place = f"{format_path_or_document_name(passage.document, passage.source)}:{passage.line}"
+        place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
         body = Text(terminal.strip_control_chars(passage.text.strip()))
@@ -271,9 +269,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
 
 
 @dataclass(frozen=True)
-class CollectOptions(options.DocumentOptions):
-    """The options that only the command `esa collect` has."""
-
+class CollectCommandOptions(options.DocumentSearchOptions):
     count: Annotated[bool, option("--count", "Print only the number of places.")] = False
     form: Annotated[
         Literal["table", "csv", "jsonl"],
@@ -314,7 +310,7 @@ class CollectOptions(options.DocumentOptions):
         options.refuse_both("--count", form, self.count and not is_table)
         options.refuse_both("--keep", "--read never", self.keep and self.read == "never")
 
-    def make_collect_arguments(self) -> dict[str, Any]:
+    def make_esa_collect_arguments(self) -> dict[str, Any]:
         """Returns the keyword arguments of `Esa.collect` that choose passages and places."""
         least = {} if self.min_confidence is None else {"least": self.min_confidence}
         return {"minimum": self.minimum, "every": self.reads_all, **least}
@@ -331,15 +327,15 @@ def collect(
         ),
     ] = None,
     *,
-    opts: CollectOptions,
+    opts: CollectCommandOptions,
     model: options.ModelOptions,
-    reader_options: options.ReaderOptions,
+    reader_options: options.AnswerModelOptions,
 ) -> None:
     """Collect every place in documents that answers a question.
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
+    from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
     from esa_cli.qa.presets.cache_key import hash_text_answer_settings
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist
@@ -354,29 +350,29 @@ def collect(
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
-                "leave out --least, or --model and --reader",
+                "either leave out --least, or leave out --model and --reader",
             )
         check_adapter_and_finder_exist(chosen.answer)
-        files, library, reader = find_files(names), Library(), reader_options.choose_reader()
+        files, library, reader = find_files(names), Library(), reader_options.choose_model()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = QuestionDocuments(
+        documents = DocumentOpener(
             files, library, reporter, stack, limit=None, in_library=opts.library
         )
         esa = stack.enter_context(
-            open_esa(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
+            open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
         open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
-        documents.set_document_openers(named, esa.stored, open_book)
-        books = documents.open_documents_for(question)
+        documents.set_opening_functions(named, esa.stored, open_book)
+        books = documents.open_documents(question)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
             "documents": [(digest_text(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
-            **opts.make_collect_arguments(),
-            **reader_options.make_answer_key_fields(),
+            **opts.make_esa_collect_arguments(),
+            **reader_options.make_cache_key_fields(),
         }
         key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
@@ -403,7 +399,7 @@ def collect(
             count = terminal.pluralize(len(places), "place")
             print(f"{count}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
-            reporter.note(f"esa: {caveat}: see docs/answers.md")
+            reporter.show_note(f"esa: {caveat}: see docs/answers.md")
     if not places:
         raise typer.Exit(NOT_FOUND)
 
@@ -412,26 +408,27 @@ def _collect_and_print_places(
     esa: Esa,
     question: str,
     books: Sequence[Book],
-    opts: CollectOptions,
+    opts: CollectCommandOptions,
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], ReadingCoverage]:
-    """Collects the places that answer a question, continues an earlier run, and prints all places,
-    even if the run is stopped. Returns all places, and how many passages were read."""
+    """Collects the places that answer a question, and prints the places of this and an earlier run,
+    even after Ctrl-C. Returns the places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(read_passages: int, all_passages: int) -> None:
         nonlocal progress
-        file.write_progress(collection.done_passage_count, collection.coverage)
+        file.append_progress(collection.done_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
         progress(read_passages, all_passages)
 
     reporter.show_spinner("finding passages")
     places = list(file.earlier.places)
-    how = {**opts.make_collect_arguments(), "progress": show_progress, "after": file.earlier}
+    how = {**opts.make_esa_collect_arguments(), "progress": show_progress, "after": file.earlier}
     collection = esa.collect(question, books, **how)
     if places:
-        reporter.note(f"esa: kept from an earlier run: {terminal.pluralize(len(places), 'place')}")
+        count = terminal.pluralize(len(places), "place")
+        reporter.show_note(f"esa: kept from an earlier run: {count}")
     is_stopped = True
     try:
         try:
@@ -440,7 +437,7 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            file.write_progress(collection.done_passage_count, collection.coverage, is_last=True)
+            file.append_progress(collection.done_passage_count, collection.coverage, is_last=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)
@@ -451,13 +448,13 @@ def _collect_and_print_places(
             reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")
         elif coverage.read:
             lower = "; a lower --min may find more" if coverage.read < coverage.passages else ""
-            reporter.note(f"esa: {text}{lower}")
+            reporter.show_note(f"esa: {text}{lower}")
         else:
             reporter.warn("esa: no passage was read, as no score is so high; try a lower --min")
     return places, coverage
 
 
-def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptions) -> None:
+def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectCommandOptions) -> None:
     """Prints the collected places in the format of --format, unless --count or --json is given."""
     from esa_cli.qa.collecting import drop_repeated_places
 
@@ -470,7 +467,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptio
             page = "" if place.page is None else f", page {place.page}"
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
-            rows.append([terminal.make_safe_line(" ".join(cell.split())) for cell in cells])
+            rows.append([terminal.make_printable_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
     elif opts.form == "jsonl":
         for place in places:

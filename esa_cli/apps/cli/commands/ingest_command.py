@@ -83,7 +83,7 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same `esa ingest` command continues where it was."""
-    check_engine_package_installed(engine)
+    check_ingest_engine_installed(engine)
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
@@ -92,11 +92,12 @@ def ingest(
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache
-        def load_esa() -> Esa:
-            from esa_cli.apps.cli.model_and_documents import open_esa
+        def load_model() -> Esa:
+            from esa_cli.apps.cli.model_and_documents import open_model
 
             assert chosen is not None
-            return stack.enter_context(open_esa(chosen, model, reporter, keep=True, rows=rows))
+            opened = open_model(chosen, model, reporter, keep=True, kv_dtype=rows)
+            return stack.enter_context(opened)
 
         def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
             from esa_cli.apps.ingest_engine import ingest_document
@@ -105,7 +106,7 @@ def ingest(
 
             if is_local:
                 for document in documents:
-                    yield ingest_document(load_esa(), document, rows, reporter)
+                    yield ingest_document(load_model(), document, rows, reporter)
                 return
             from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
@@ -116,13 +117,13 @@ def ingest(
             yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:
-            loader = None if words else load_esa
+            loader = None if words else load_model
             _update_library_from_folders(documents, loader, watch, prune, yes, reporter, as_json)
         else:
             _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
-def check_engine_package_installed(engine: str) -> None:
+def check_ingest_engine_installed(engine: str) -> None:
     """Raises UsageError if the package that --engine needs is not installed."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
@@ -166,7 +167,7 @@ def _ingest_and_print_documents(
 
 def _update_library_from_folders(
     folders: Sequence[str],
-    load_esa: Callable[[], Esa] | None,
+    load_model: Callable[[], Esa] | None,
     watch: bool,
     prune: bool,
     prune_if_empty: bool,
@@ -183,7 +184,7 @@ def _update_library_from_folders(
 
     def update_library_and_print_changes(folder: str, is_first_update: bool) -> None:
         result = update_library_from_folder(
-            folder, library, load_esa, reporter,
+            folder, library, load_model, reporter,
             prune=prune, prune_if_empty=prune_if_empty and is_first_update,
             reported_files=reported_files[folder], is_first=is_first_update,
         )  # fmt: skip
@@ -194,7 +195,7 @@ def _update_library_from_folders(
             print(terminal.format_json(result), flush=True)
             return
         for path in result["removed"]:
-            print(terminal.make_safe_line(f"removed {path}"))
+            print(terminal.make_printable_line(f"removed {path}"))
         parts = [
             f"{len(result[key]):,} {what}"
             for key, what in CHANGES.items()
@@ -206,7 +207,7 @@ def _update_library_from_folders(
     for folder in reported_files:
         update_library_and_print_changes(folder, is_first_update=True)
     if watch:
-        reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
+        reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in iterate_at_poll_intervals():
             time.sleep(SETTLE_S)
             for folder in reported_files:
@@ -218,7 +219,7 @@ def _update_library_from_folders(
 def update_library_from_folder(
     folder: str,
     library: Library,
-    load_esa: Callable[[], Esa] | None,
+    load_model: Callable[[], Esa] | None,
     reporter: terminal.Reporter,
     *,
     prune: bool,
@@ -229,14 +230,14 @@ def update_library_from_folder(
     """Updates the library with the files in a folder, and returns what changed as a JSON object.
 
     Args:
-        load_esa: returns the model that ingests the files; None: only words are indexed.
+        load_model: returns the model that ingests the files; None: only words are indexed.
         prune: whether documents of removed files are removed.
         prune_if_empty: whether to prune even if no document is left in the folder.
         reported_files: removed or unreadable files that were reported; the update changes the set.
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
-        delete_file_records,
+        delete_removed_file_records,
         find_outdated_entries,
         sync_folder,
     )
@@ -250,13 +251,13 @@ def update_library_from_folder(
         )
     reporter.clear_spinner()
     changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
-    known = library.list_text_digests() if load_esa else set()
-    for record in changes.readable_records if load_esa else ():
+    known = library.list_text_digests() if load_model else set()
+    for record in changes.readable_records if load_model else ():
         if record.digest in known:
             continue
         known.add(record.digest)
         try:
-            if load_esa and (entry := load_esa().ingest(record.path).entry):
+            if load_model and (entry := load_model().ingest(record.path).entry):
                 read.append(entry.id)
         except DiskError:
             raise
@@ -277,7 +278,7 @@ def update_library_from_folder(
         for entry in outdated:
             library.remove(entry)
         with library.open_catalogue() as catalogue:
-            delete_file_records(catalogue, folder, state)
+            delete_removed_file_records(catalogue, folder, state)
     return {
         "folder": folder,
         "files": len(changes.records),

@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.completion import complete_document_names
 from esa_cli.apps.cli.output import terminal
-from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
+from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
 from esa_cli.system.progress import IngestWaitCallback
@@ -22,7 +22,7 @@ from esa_cli.system.progress import IngestWaitCallback
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
 """The argument of `esa library copy` that means the library, and not a folder or archive."""
-_STATES = {ForeignVersionError: "of another format", UnreadableError: "unreadable"}
+_STATES = {LibraryFileVersionError: "of another format", UnreadableError: "unreadable"}
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_document_names)]
@@ -85,7 +85,7 @@ def list_documents(
 
 @library.command("show")
 def show_document(
-    name: Id,
+    name_or_id: Id,
     text: Annotated[
         bool, option("--text", "Show only the text, in which `start` and `end` are offsets.")
     ] = False,
@@ -93,7 +93,7 @@ def show_document(
 ) -> None:
     """Show the facts about a stored document, or its text."""
     stored = Library()
-    [entry] = _find_stored_documents(stored, [name])
+    [entry] = _find_stored_documents(stored, [name_or_id])
     if as_json:
         terminal.print_json({**entry.to_json(), **({"text": stored.text(entry)} if text else {})})
     elif text:
@@ -105,11 +105,11 @@ def show_document(
 
 
 @library.command("verify")
-def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
+def verify_documents(names_or_ids: AnyIds = None, as_json: options.Json = False) -> None:
     """Check every byte of stored documents, and say what is damaged."""
     stored = Library()
     entries = [entry for part in stored.list_present_and_former() for entry in part]
-    entries = _find_stored_documents(stored, names) if names else entries
+    entries = _find_stored_documents(stored, names_or_ids) if names_or_ids else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
         rows = [{"id": e.id, "damages": [error.message for error in bad]} for e, bad in results]
@@ -119,7 +119,7 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
             print(f"{entry.id}  {state}  {_format_name_or_damage(entry)}")
             for error in errors:
-                print(f"    {terminal.make_safe_line(error.message)}")
+                print(f"    {terminal.make_printable_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -128,17 +128,17 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
 
 
 @library.command("rm")
-def remove_documents(names: Ids, yes: options.Yes = False) -> None:
+def remove_documents(names_or_ids: Ids, is_confirmed: options.Yes = False) -> None:
     """Remove documents from the library.
 
     The original files of the removed documents stay where they are."""
     stored = Library()
-    entries = _find_stored_documents(stored, names)
+    entries = _find_stored_documents(stored, names_or_ids)
     files = {entry.file_path for entry in entries if entry.file_path}
     entries += [one for one in stored.list_present_and_former().former if one.file_path in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
-    options.ask_to_confirm_removal("document", f"{listed} from the library", yes)
+    options.ask_to_confirm_removal("document", f"{listed} from the library", is_confirmed)
     for entry in entries:
         freed = format_size(stored.remove(entry))
         print(f"removed {entry.id} ({_format_name_or_damage(entry)}), {freed} freed")
@@ -184,7 +184,7 @@ def prune_library(
 def copy_documents(
     source: Annotated[str, typer.Argument(metavar="SRC", help=f"Copy from here: {_PLACE}.")],
     target: Annotated[str, typer.Argument(metavar="DST", help=f"Copy to here: {_PLACE}.")],
-    names: AnyIds = None,
+    names_or_ids: AnyIds = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -201,15 +201,19 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        waiting = IngestWaitCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
+        wait = IngestWaitCallback(
+            lambda: reporter.show_note("esa: waiting for another esa"), None, 0
+        )
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
-            entries = _find_stored_documents(stored, names) if names else stored.entries()
+            entries = (
+                _find_stored_documents(stored, names_or_ids) if names_or_ids else stored.entries()
+            )
             if not entries:
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push_documents(stored, target, entries, progress)
         else:
-            result = pull_documents(stored, source, names or (), progress, waiting)
+            result = pull_documents(stored, source, names_or_ids or (), progress, wait)
     failed = result.failed
     if as_json:
         terminal.print_json(
@@ -251,6 +255,6 @@ def _find_stored_documents(
 def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage_reason:
-        damage = terminal.make_safe_line(entry.damage_reason)
+        damage = terminal.make_printable_line(entry.damage_reason)
         return damage if entry.health == "unreadable" else f"{entry.health}: {damage}"
-    return terminal.make_safe_line(entry.name) or "without a name"
+    return terminal.make_printable_line(entry.name) or "without a name"

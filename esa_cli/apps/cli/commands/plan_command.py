@@ -57,7 +57,7 @@ def plan(
     if (choice := find_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_weight_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_cost_ratios
+    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.esa_paper_cost_ratios
     facts = {
         "model": chosen.model,
         "preset": chosen.name,
@@ -158,7 +158,7 @@ def inspect_machine() -> dict[str, Any]:
     hints: list[str] = []
 
     def call_or_add_error_to_hints(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function; after an error adds its message to the hints and returns `fallback`."""
+        """Calls a function; adds the message of an error to the hints, and returns `fallback`."""
         try:
             return function()
         except EsaError as error:

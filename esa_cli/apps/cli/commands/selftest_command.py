@@ -22,7 +22,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench.bench_run import RecordSelection
+    from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
     from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
@@ -35,9 +35,7 @@ COMMON_SETTINGS = ("samples", "seed", "reading")
 
 
 @dataclass(frozen=True)
-class SelftestOptions:
-    """The options that only the command `esa selftest` has."""
-
+class SelftestCommandOptions:
     lengths: Annotated[
         str, option("--len TOKENS,...", "Tokens of the document, for example 8k,16k,32k.")
     ] = "16k"
@@ -66,8 +64,8 @@ def selftest(
         ),
     ],
     *,
-    opts: SelftestOptions,
-    rows: options.ComparisonOptions,
+    opts: SelftestCommandOptions,
+    common: options.MethodComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
     """Plant facts in a long text, and count the facts that are found.
@@ -78,22 +76,22 @@ def selftest(
     chosen = model.load_preset_for_comparison()
     settings = run_plan.SelftestSettings(
         tests=options.split_at_commas(test),
-        methods=rows.choose_compared_methods(chosen),
+        methods=common.choose_compared_methods(chosen),
         lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, opts.lengths.split(",")))),
         **{name: getattr(opts, name) for name in (*COMMON_SETTINGS, "dense")},
     )
-    with terminal.Reporter(rows.quiet) as reporter:
-        haystack = _check_names_and_read_haystack(settings, chosen, opts.haystack, rows.out)
-        _run_selftests(settings, chosen, model, haystack, rows, reporter)
+    with terminal.Reporter(common.quiet) as reporter:
+        haystack = _check_settings_and_read_haystack(settings, chosen, opts.haystack, common.out)
+        _run_selftests(settings, chosen, model, haystack, common, reporter)
 
 
-def _check_names_and_read_haystack(
-    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
+def _check_settings_and_read_haystack(
+    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, output_file: Path | None
 ) -> Haystack:
     """Checks the names of tests, methods and files, and returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method
+    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
     if not settings.tests or not settings.methods:
         hint = f"tests: {', '.join(TASKS)}"
@@ -101,14 +99,14 @@ def _check_names_and_read_haystack(
     for test in settings.tests:
         find_selftest_task(test)
     for name in settings.methods:
-        apply_compared_method(name, preset, max(settings.lengths))
+        set_method_to_compare(name, preset, max(settings.lengths))
     if "own" in settings.tests and haystack_path is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
     if haystack_path is None:
         return Haystack.from_chronicle(settings.seed)
     sources = map(str, [haystack_path, *haystack_path.glob("*")])
-    files.check_output_file("--out", out, sources, "one of the texts of --haystack")
+    files.check_output_file("--out", output_file, sources, "one of the texts of --haystack")
     return Haystack.from_files(str(haystack_path))
 
 
@@ -117,26 +115,26 @@ def _run_selftests(
     preset: Preset,
     model: options.ModelOptions,
     haystack: Haystack,
-    rows: options.ComparisonOptions,
+    common: options.MethodComparisonOptions,
     reporter: terminal.Reporter,
 ) -> None:
     """Runs self-tests of several methods, and prints their scores. Raises EsaError."""
-    from esa_cli.evaluation.selftest.run_plan import KEY, choose_full_attention_length
+    from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method
+    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
     from esa_cli.system.jsonl import ResultsFile
     from esa_cli.system.text import digest_text
 
-    shard = rows.check_files_and_parse_shard(rows.out)
-    reporter.stage("import", 0, None)
+    shard = common.check_files_and_parse_shard(common.out)
+    reporter.show_stage("import", 0, None)
     place = model.choose_device_and_dtype()
     header = {
         **files.describe_command_run(),
         "model": preset.model,
         "preset": preset.name,
         "context": preset.context,
-        "dense_length": choose_full_attention_length(preset),
+        "dense_length": get_max_full_attention_tokens(preset),
         "settings": {
             # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
@@ -150,40 +148,40 @@ def _run_selftests(
     }
     same = ("model", "settings", "preset_settings")
     journal = ResultsFile(
-        rows.out, header, fixed_fields=same, key_fields=KEY,
+        common.out, header, fixed_fields=same, key_fields=KEY,
         describe_invalid_row=describe_invalid_row,
     )  # fmt: skip
-    journal.load_rows_of_other_shards(rows.join or ())
+    journal.load_rows_of_other_shards(common.join or ())
     known = fetch_and_check_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
+    presets = {name: set_method_to_compare(name, preset, longest) for name in settings.methods}
     known.check_methods_can_run(presets, longest)
     if journal.rows:
-        reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
+        reporter.show_note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
     def ask_missing_questions() -> bool:
         from esa_cli.models.files.quiet_transformers import quiet_transformers
 
         with quiet_transformers():
-            loaded = known.load_for_methods(reporter)
+            loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
-            display = SelftestDisplay(reporter)
+            display, deadline = SelftestProgressDisplay(reporter), common.compute_deadline()
             return SelftestRun(
-                loaded, preset, settings, haystack, journal, display, rows.compute_deadline(), shard
+                loaded, preset, settings, haystack, journal, display, deadline, shard
             ).ask_all_questions()
 
     def print_results(is_complete: bool) -> None:
-        if rows.as_json:
+        if common.as_json:
             terminal.print_json({**journal.header, "complete": is_complete, "rows": journal.rows})
         else:
             _print_score_tables(journal.rows)
 
-    files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, print_results)
+    files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
@@ -191,7 +189,7 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
-        print(terminal.make_safe_line(table.title))
+        print(terminal.make_printable_line(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
     if not rows:
@@ -202,21 +200,21 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
             print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
 
 
-class SelftestDisplay:
+class SelftestProgressDisplay:
     """Shows the progress of the prefills and questions of `esa selftest`."""
 
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
 
-    def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
-        label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
+    def show_prefill(self, test: str, length: int, methods: Sequence[str], total: int) -> Progress:
+        label = f"{test} at {length:,} tokens: reading for {', '.join(methods)}"
         return self._reporter.start_progress(label)
 
-    def row(self, row: dict[str, Any]) -> None:
+    def show_answer(self, row: dict[str, Any]) -> None:
         self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
 
-    def note(self, text: str) -> None:
-        self._reporter.note(f"esa: {text}")
+    def warn(self, text: str) -> None:
+        self._reporter.show_note(f"esa: {text}")
 
 
 @options.make_typer_command
@@ -270,10 +268,10 @@ def compare(
         if len(presets) < len(names):
             ready.model.check_methods_can_run({FROM_TEXT: chosen}, tokens)
         if note := run_plan.explain_if_attention_is_full(tokens, presets):
-            reporter.note(f"esa: {note}", dim=False)
+            reporter.show_note(f"esa: {note}", dim=False)
         with quiet_transformers():
-            rows = run_plan.compare_methods(
-                ready.model.load_for_methods(reporter), chosen, grouped, text, question,
+            rows = run_plan.compare_answers_of_methods(
+                ready.model.load_transformers_model(reporter), chosen, grouped, text, question,
                 max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
                 reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
@@ -284,8 +282,8 @@ def compare(
     for row in rows:
         shared = " shared" if row["shared"] else ""
         passages = [
-            f"{one['weight']:.0%} {terminal.make_safe_line(' '.join(one['text'].split()))[:160]}"
-            for one in row["passages"]
+            f"{p['weight']:.0%} {terminal.make_printable_line(' '.join(p['text'].split()))[:160]}"
+            for p in row["passages"]
         ]
         times = format_duration(row["read_s"]) + shared, format_duration(row["answer_s"])
         memory = format_size(row["cache_bytes"]) + shared
@@ -311,7 +309,7 @@ def bench(
     ] = None,
     limit: Annotated[int | None, option("--limit N", "Records to ask in each task.", min=1)] = None,
     *,
-    rows: options.ComparisonOptions,
+    common: options.MethodComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
     """Run a public benchmark, and print a table of its scores.
@@ -320,21 +318,22 @@ def bench(
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import fetch_and_check_model
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve_preset
+    from esa_cli.qa.presets.resolved_preset import resolve_preset, set_method_to_compare
     from esa_cli.system.jsonl import ResultsFile
 
-    benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
+    benchmark, reporter = find_benchmark(name), terminal.Reporter(common.quiet)
     if data is None:
         hint = f"get the files from {benchmark.source}"
         raise UsageError(f"the benchmark {name} needs its official files in --data DIR", hint)
-    shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_comparison()
+    shard = common.check_files_and_parse_shard(common.out)
+    chosen = model.load_preset_for_comparison()
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
-    selection = bench_run.RecordSelection(benchmark, data, wanted, limit, shard)
+    selection = bench_run.BenchRecordSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.check_and_hash_records(), benchmark.length
-    reporter.stage("import", 0, None)
-    names = rows.choose_compared_methods(chosen)
-    presets = {method: apply_compared_method(method, chosen, length) for method in names}
+    reporter.show_stage("import", 0, None)
+    names = common.choose_compared_methods(chosen)
+    presets = {method: set_method_to_compare(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
     place = model.choose_device_and_dtype()
@@ -349,12 +348,12 @@ def bench(
     }
     key, wrong = bench_run.KEY, bench_run.describe_invalid_row
     journal = ResultsFile(
-        rows.out, header, fixed_fields=("benchmark", "settings"), key_fields=key,
+        common.out, header, fixed_fields=("benchmark", "settings"), key_fields=key,
         describe_invalid_row=wrong,
     )  # fmt: skip
-    journal.load_rows_of_other_shards(rows.join or ())
+    journal.load_rows_of_other_shards(common.join or ())
     if journal.rows:
-        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+        reporter.show_note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.has_all_result_rows(journal, presets)
     known = fetch_and_check_model(chosen, place, reporter)
     known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
@@ -372,41 +371,41 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.row_run import answer_questions
+        from esa_cli.evaluation.row_run import ask_unanswered_questions
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
-        deadline = rows.compute_deadline()
+        deadline = common.compute_deadline()
         write = partial(
-            answer_questions,
+            ask_unanswered_questions,
             journal=journal,
             deadline=deadline,
             on_left_out=warn_of_too_long_question,
         )
         with quiet_transformers():
-            loaded = known.load_for_methods(reporter)
+            loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
-                    asker = bench_run.RecordAnswerer(session, method, preset, progress)
+                    asker = bench_run.BenchAnswerer(session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not write(documents):
                         return False
         return True
 
-    print_results = partial(_print_benchmark_scores, selection, journal, left_out, rows.as_json)
+    print_results = partial(_print_benchmark_scores, selection, journal, left_out, common.as_json)
     with reporter:
-        files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, print_results)
+        files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
 
 
 def _print_benchmark_scores(
-    selection: RecordSelection,
+    selection: BenchRecordSelection,
     journal: ResultsFile,
-    left_out: list[dict[str, str]],
+    too_long: list[dict[str, str]],
     as_json: bool,
-    complete: bool,
+    is_complete: bool,
 ) -> None:
     from esa_cli.evaluation.bench import bench_run
 
@@ -414,14 +413,14 @@ def _print_benchmark_scores(
     notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
     if as_json:
         result = {
-            "complete": complete,
+            "complete": is_complete,
             "scores": bench_run.make_score_dict(benchmark, scores),
             "notes": notes,
-            "left_out": left_out,
+            "left_out": too_long,
         }
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
-    notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
+    notes += [f"records left out, as they do not fit: {len(too_long):,}"] if too_long else []
     terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
-        print(terminal.make_safe_line(f"note: {note}"))
+        print(terminal.make_printable_line(f"note: {note}"))

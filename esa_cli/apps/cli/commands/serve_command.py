@@ -40,9 +40,7 @@ def check_allowed_folders(folders: Sequence[Path]) -> None:
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """The options that only the command `esa serve` has."""
-
+class ServeCommandOptions:
     allow: Allow = None
     host: Annotated[str, option("--host HOST", "The address to listen on.")] = "127.0.0.1"
     port: Annotated[
@@ -88,33 +86,33 @@ def serve(
         typer.Argument(metavar="DOC...", help="Documents for requests that name none."),
     ] = None,
     *,
-    opts: ServeOptions,
+    opts: ServeCommandOptions,
     model: options.ModelOptions,
-    reader_options: options.ReaderOptions,
+    reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a web page for questions, and an API like OpenAI's.
 
     Browsers show the page, and programs made for OpenAI's API use /v1/chat/completions. `esa serve`
     prints the base URL when the server is ready; Ctrl-C ends the server."""
-    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.qa.opening import choose_answer_source
 
     names = documents or []
     check_serve_options(names, opts)
     from esa_cli.apps.server import server_app
 
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
     server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
-        with open_esa(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-            ingest_and_serve(esa, opts, gathered, reporter, limit)
+        with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
+            serve_over_http(esa, opts, gathered, reporter, limit)
 
 
-def check_serve_options(documents: Sequence[str], opts: ServeOptions) -> None:
+def check_serve_options(documents: Sequence[str], opts: ServeCommandOptions) -> None:
     """Checks the options of `esa serve` before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -126,9 +124,9 @@ def check_serve_options(documents: Sequence[str], opts: ServeOptions) -> None:
         raise UsageError("documents, --allow or --library must be given, got none", hint)
 
 
-def ingest_and_serve(
+def serve_over_http(
     esa: Esa,
-    opts: ServeOptions,
+    opts: ServeCommandOptions,
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
@@ -147,14 +145,15 @@ def ingest_and_serve(
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
             esa, allowed, opts.token, limits,
-            lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
+            lambda line: reporter.show_note(f"esa: {line}"),
+            lambda line: reporter.warn(f"esa: {line}"),
         )  # fmt: skip
         address = server_app.make_base_url(sock)
         print(address, flush=True)
         page = address.removesuffix("v1")
-        reporter.note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
+        reporter.show_note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
         server_app.serve_asgi_app(app, sock)
-    reporter.note("esa: ended")
+    reporter.show_note("esa: ended")
 
 
 MIN_SDK_VERSION = 2
@@ -167,7 +166,7 @@ def mcp(
     allow: Allow = None,
     *,
     model: options.ModelOptions,
-    reader_options: options.ReaderOptions,
+    reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).
@@ -176,15 +175,15 @@ def mcp(
     with it over the standard streams."""
     check_mcp_sdk_version()
     check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
     gc.enable()
     from esa_cli.apps.server import mcp_server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
-        def load_esa() -> Esa:
-            from esa_cli.apps.cli.model_and_documents import open_esa
+        def load_model() -> Esa:
+            from esa_cli.apps.cli.model_and_documents import open_model
             from esa_cli.qa.opening import can_model_run_methods, choose_answer_source
 
             library, preset = Library(), choose_answer_source(chosen, reporter)
@@ -195,16 +194,16 @@ def mcp(
             )
             keep = True if stores and library.is_writable else None
             return stack.enter_context(
-                open_esa(preset, model, reporter, keep=keep, library=library, reader=reader)
+                open_model(preset, model, reporter, keep=keep, library=library, reader=reader)
             )
 
         documents = AllowedDocuments(
-            mcp_server.make_lazily_loaded_esa(load_esa), [], allow or [], Library(),
+            mcp_server.make_lazily_loaded_esa(load_model), [], allow or [], Library(),
             with_library=True, max_opened=chosen.answer.documents,
         )  # fmt: skip
-        tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
+        tools = mcp_server.McpDocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
-            reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
+            reporter.show_note("esa: waiting for a client on standard input; see docs/serve.md")
         mcp_server.serve_mcp_on_standard_streams(tools)
 
 

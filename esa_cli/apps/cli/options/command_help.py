@@ -38,7 +38,7 @@ def show_version_or_help(
         print(context.get_help())
 
 
-class PlainHelpCommand(typer.core.TyperCommand):
+class UntypedHelpCommand(typer.core.TyperCommand):
     """A command whose help shows the metavars of its options, such as `DOC...`, but no types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -56,14 +56,14 @@ class PlainHelpCommand(typer.core.TyperCommand):
         }
         for parameter in self.get_params(ctx):
             row = format_option_name(parameter), format_option_help(parameter)
-            panels[_find_option_heading(parameter)].append(row)
+            panels[_find_help_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
 
 
-class GroupedHelpCommands(typer.core.TyperGroup):
+class GroupedHelpCommand(typer.core.TyperGroup):
     """The command `esa`, whose help lists the subcommands in groups, below their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -77,7 +77,7 @@ class GroupedHelpCommands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _find_option_heading(parameter: Any) -> str:
+def _find_help_heading(parameter: Any) -> str:
     """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"

@@ -107,7 +107,7 @@ class ModelOptions:
             object.__setattr__(self, name, value)
 
     def choose_device_and_dtype(self) -> ModelPlacement:
-        """Returns the device, dtype and cache of the model. Raises UsageError: one is invalid."""
+        """Returns the device, dtype and KV cache placement of the model. Raises UsageError."""
         from esa_cli.qa.opening import ModelPlacement
 
         return ModelPlacement.choose_device_and_dtype(self.device, self.dtype, self.cache)
@@ -128,21 +128,21 @@ class ModelOptions:
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
         chosen = load_preset(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
-            from esa_cli.qa.presets.resolved_preset import apply_method_for_length
+            from esa_cli.qa.presets.resolved_preset import replace_method_for_length
 
-            chosen = apply_method_for_length(method, chosen, 0)
+            chosen = replace_method_for_length(method, chosen, 0)
         parse_reference(chosen.model)
         return chosen
 
     def load_preset_for_comparison(self) -> LoadedPreset:
-        """Loads the preset for commands that compare methods, which run in the model of --model."""
+        """Loads the preset for a comparison of methods that all run in the model of --model."""
         from esa_cli.qa.presets.preset import make_preset_for_reader_kv_cache
 
         return make_preset_for_reader_kv_cache(self.load_preset())
 
 
 @dataclass(frozen=True)
-class DocumentOptions:
+class DocumentSearchOptions:
     """Options of commands that ask questions about documents or search in documents."""
 
     library: Annotated[
@@ -164,7 +164,7 @@ def _check_temperature_option(temperature: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class AnswerGenerationOptions:
     """Options for the generation of answers; an option that is None keeps the preset's setting."""
 
     max_new_tokens: MaxTokens = None
@@ -183,13 +183,13 @@ class GenerationOptions:
         ),
     ] = None
 
-    def make_ask_arguments(self) -> dict[str, Any]:
+    def make_esa_ask_arguments(self) -> dict[str, Any]:
         """Returns the generation options as keyword arguments of `Esa.ask`."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class ReaderOptions:
+class AnswerModelOptions:
     """The option --reader, which replaces the model that writes the answers."""
 
     reader: Annotated[
@@ -201,8 +201,8 @@ class ReaderOptions:
         ),
     ] = None
 
-    def split_reader_option(self) -> tuple[str | None, str | None]:
-        """Returns the model or server address in --reader, and the server's model or None."""
+    def split_address_and_model(self) -> tuple[str | None, str | None]:
+        """Splits --reader into a model or server address, and the server's model or None."""
         from esa_cli.qa.presets.preset_files import is_web_address
 
         if self.reader is None or not is_web_address(self.reader):
@@ -210,14 +210,14 @@ class ReaderOptions:
         address, _, model = self.reader.partition("#")
         return address, model or None
 
-    def make_answer_key_fields(self) -> dict[str, str | None]:
-        """Returns the server's model of --reader as a dictionary, for keys of stored answers."""
-        return {} if self.reader is None else {"reader_model": self.split_reader_option()[1]}
+    def make_cache_key_fields(self) -> dict[str, str | None]:
+        """Returns the server's model in --reader, as a field of the key of stored answers."""
+        return {} if self.reader is None else {"reader_model": self.split_address_and_model()[1]}
 
-    def choose_reader(self) -> ReaderChoice | None:
-        """Returns the answering model that --reader names, without loading it; None without
+    def choose_model(self) -> ReaderChoice | None:
+        """Returns the model that --reader names, without loading the model; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
-        address, model = self.split_reader_option()
+        address, model = self.split_address_and_model()
         if address is None:
             return None
         from esa_cli.qa.presets.preset_files import is_web_address
@@ -247,14 +247,14 @@ class ReaderOptions:
             later_method: a method that is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""
-        address = self.split_reader_option()[0]
+        address = self.split_address_and_model()[0]
         settings = [] if answer_form is None else [f"answer.form={json.dumps(answer_form)}"]
         if address is not None:
             settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
         chosen = model.load_preset(method, settings)
         name = f"--answer {answer_form}" if answer_form else f"--reader {self.reader}"
         if answer_form is not None and chosen.answer.reader is not None:
-            hint = "leave out --answer, or --model and --reader"
+            hint = "either leave out --answer, or leave out --model and --reader"
             wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
             raise UsageError(wrong, hint)
         if (answer_form or self.reader) and (later_method or chosen.answer.source == "rows"):
@@ -265,7 +265,7 @@ class ReaderOptions:
 
 
 @dataclass(frozen=True)
-class ShardOptions:
+class QuestionShardOptions:
     """The options --shard and --join, which divide the questions of a command among runs."""
 
     shard: Shard = None
@@ -289,7 +289,7 @@ class ShardOptions:
 
 
 @dataclass(frozen=True)
-class ComparisonOptions(ShardOptions):
+class MethodComparisonOptions(QuestionShardOptions):
     """The options of commands that compare methods, and write one row per question and method."""
 
     methods: Annotated[
@@ -324,8 +324,8 @@ class ComparisonOptions(ShardOptions):
 
 
 def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turns a function into a Typer command: a parameter that is a dataclass is replaced by one
-    option for each annotated field of the dataclass."""
+    """Turns a function into a Typer command, in which a parameter that is a dataclass is replaced
+    by one option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()

@@ -1,4 +1,4 @@
-"""Checks and writes output files of commands, and runs commands that continue an output file."""
+"""Checks and writes the output files of commands."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from esa_cli.system.jsonl import ResultsFile
 
 WRITABLE = "name a file in a folder that you may write to"
+AllRowsExist = bool
 
 
 def check_output_file(
@@ -66,25 +67,24 @@ def describe_command_run() -> dict[str, str]:
     }
 
 
-def fill_journal_and_show_rows(
-    journal: ResultsFile,
+def complete_results_file(
+    results: ResultsFile,
     reporter: Reporter,
-    add_missing_rows: Callable[[], bool],
-    show_rows: Callable[[bool], None],
+    add_missing_rows: Callable[[], AllRowsExist],
+    print_rows: Callable[[AllRowsExist], None],
 ) -> None:
-    """Calls `add_missing_rows` to add rows to the journal, and then, even after an error or Ctrl-C,
-    `show_rows` with whether all rows have been added."""
-    continues = f"; the same command with --out {journal.path} continues" if journal.path else ""
+    """Adds rows to a file of results, and prints the rows, even after an error or Ctrl-C."""
+    continues = f"; the same command with --out {results.path} continues" if results.path else ""
     try:
-        with journal:
+        with results:
             complete = add_missing_rows()
     except (KeyboardInterrupt, EsaError):
         reporter.clear_spinner()
-        if journal.rows:
-            show_rows(False)
-            reporter.note(f"esa: stopped after {len(journal.rows)} rows{continues}")
+        if results.rows:
+            print_rows(False)
+            reporter.show_note(f"esa: stopped after {len(results.rows)} rows{continues}")
         raise
     reporter.clear_spinner()
     if not complete:
-        reporter.note(f"esa: the time limit was reached{continues}")
-    show_rows(complete)
+        reporter.show_note(f"esa: the time limit was reached{continues}")
+    print_rows(complete)

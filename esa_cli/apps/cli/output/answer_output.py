@@ -45,10 +45,10 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
     return (0 if is_quiet else SHOWN) if top_option is None else top_option
 
 
-def format_passage_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
-    """Formats a passage's place, and its weight if the answer was found: `a.pdf, line 4 (12%)`."""
+def format_passage_place(passage: Passage, shows_weight: bool, chapter: str = "") -> str:
+    """Formats where a passage is and, if wanted, its weight, like `a.pdf, line 4 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
-    weight = f" ({passage.weight:.0%})" if answer_found else ""
+    weight = f" ({passage.weight:.0%})" if shows_weight else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
@@ -68,22 +68,22 @@ def format_passage_line(
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def format_passage_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
+def format_best_passages_as_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
     """Formats the best passages of an answer as lines that fit the terminal or a pipe."""
     width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
     passages = reply.evidence[:passage_count]
     return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
 
 
-def print_answer_notes(reply: Reply, passage_count: int, reporter: Reporter) -> None:
+def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporter) -> None:
     """Prints below an answer whether the answer is doubtful or cut off, and the best passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:passage_count]:
-        reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
-    for line in format_passage_lines(reply, passage_count, reporter.live):
+        reporter.show_note(WEIGHTS if reply.found else "  the nearest passages:")
+    for line in format_best_passages_as_lines(reply, passage_count, reporter.live):
         reporter.warn(line)
 
 

@@ -38,7 +38,7 @@ def strip_control_chars(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def make_safe_line(text: str) -> str:
+def make_printable_line(text: str) -> str:
     """Removes control characters and line breaks, which names of files may contain, from a text."""
     return strip_control_chars(text).replace("\n", " ")
 
@@ -55,7 +55,6 @@ def format_json(data: object, indent: int | None = None) -> str:
 
 
 def print_json(data: object) -> None:
-    """Prints data as indented JSON on standard output."""
     print(format_json(data, indent=2))
 
 
@@ -67,7 +66,7 @@ def print_text_safely(text: str) -> None:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table; on a terminal, but not in a pipe, cells are wrapped to fit its width."""
     cells = [[strip_control_chars(cell).expandtabs() for cell in row] for row in rows]
-    console = make_console(sys.stdout)
+    console = make_rich_console(sys.stdout)
     if not console.is_terminal:
         lines = _align_table_cells([list(headers), *cells] if any(headers) else cells)
         print("".join(f"{line}\n" for line in lines), end="")
@@ -98,13 +97,13 @@ def _align_table_cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in cells).rstrip()
 
 
-def make_console(stream: TextIO) -> Any:
+def make_rich_console(stream: TextIO) -> Any:
     """Makes a rich console that prints no emoji or control characters, and that raises
     BrokenPipeError if the program that reads the output has ended."""
     from rich.console import Console
     from rich.segment import Segment
 
-    class PlainConsole(Console):
+    class SafeConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError(errno.EPIPE, "the program that reads the output has ended")
 
@@ -115,21 +114,21 @@ def make_console(stream: TextIO) -> Any:
                 yield segment
 
     is_terminal = stream.isatty()
-    console = PlainConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
+    console = SafeConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
     if console.width < 1:  # COLUMNS=0 means that the width is not known
         console.width = shutil.get_terminal_size().columns
     return console
 
 
 class Reporter:
-    """Prints progress, notes and warnings on standard error; leaving its context stops the spinner.
+    """A context manager that prints progress, notes and warnings on standard error.
 
     Args:
         quiet: whether to print only warnings."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = make_console(sys.stderr)
+        self.console = make_rich_console(sys.stderr)
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage = ""
@@ -143,7 +142,7 @@ class Reporter:
     def __exit__(self, *error: object) -> None:
         self.clear_spinner()
 
-    def note(self, text: str, dim: bool = True) -> None:
+    def show_note(self, text: str, dim: bool = True) -> None:
         """Prints a note as one line on standard error, unless `quiet` is set."""
         if not self.quiet:
             self._print_line(text, "dim" if dim else None)
@@ -157,9 +156,9 @@ class Reporter:
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
-        self.console.print(make_safe_line(text), style=style, markup=False, soft_wrap=True)
+        self.console.print(make_printable_line(text), style=style, markup=False, soft_wrap=True)
 
-    def stage(self, stage: str, done: int, total: int | None, /) -> None:
+    def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Shows how far the loading of a model is, in a spinner on a terminal or else as a line."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
@@ -169,23 +168,25 @@ class Reporter:
             text += f", {done / total:.0%}"
         self.show_spinner(text)
         if stage != self._stage and not self.live:
-            self.note(f"esa: {text}")
+            self.show_note(f"esa: {text}")
         elif done and not self.live:
             self._print_note_if_due(text)
         self._stage = stage
 
-    def start_ingest_progress(self, token_count: int, expected_s: float) -> Progress:
+    def start_ingest_progress(self, token_count: int, expected_seconds: float) -> Progress:
         """Returns a callback that shows the progress of ingesting a number of tokens."""
         if self.live:
             return self.start_progress("reading")
-        self.note(f"esa: reading {token_count:,} tokens, about {format_duration(expected_s)}")
+        self.show_note(
+            f"esa: reading {token_count:,} tokens, about {format_duration(expected_seconds)}"
+        )
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
         """Returns a callback that shows the progress, the rate and the remaining time."""
         started = time.monotonic()
         if label and not self.live:
-            self.note(f"esa: {label}")
+            self.show_note(f"esa: {label}")
         print_note_if_due = self.make_throttled_note_printer()
 
         def show_progress(done_count: int, total_count: int) -> None:
@@ -207,7 +208,7 @@ class Reporter:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(make_safe_line(text)))
+        self._status.update(Text(make_printable_line(text)))
 
     def clear_spinner(self) -> None:
         """Removes the spinner from the terminal, if one is shown."""
@@ -223,6 +224,6 @@ class Reporter:
             nonlocal shown
             if (now := time.monotonic()) - shown > LINE_EVERY_S:
                 shown = now
-                self.note(f"esa: {text}")
+                self.show_note(f"esa: {text}")
 
         return print_note_if_due

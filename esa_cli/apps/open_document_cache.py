@@ -1,6 +1,6 @@
 """Keeps documents open from one question to the next, for batch runs and servers.
 
-Files with the same text share one `Book`, an opened document. A file that has changed is read
+Files with the same text share one opened document, a `Book`. A file that has changed is read
 again. If memory is short, the least recently used documents are closed, but not those that the
 current question needs.
 """
@@ -27,9 +27,9 @@ MAX_OPEN = 16
 Stamp = tuple[int, int] | None
 
 
-class OpenBookCache:
-    """Keeps documents by their paths, and `Book`s, documents opened for the model, by their texts.
-    Any thread may call `read_document`, but only one thread `open_book`."""
+class OpenDocumentCache:
+    """A cache of documents, by their paths, and of opened documents (`Book`), by their texts. Any
+    thread may call `read_document`, but only one thread may call `open_document`."""
 
     def __init__(self, esa: Esa) -> None:
         self.esa = esa
@@ -42,8 +42,8 @@ class OpenBookCache:
         """Books by their text and by whether the book has been ingested."""
         self._lock = threading.RLock()
 
-    def keep_book_open(self, book: Book) -> None:
-        """Keeps an opened document as long as this cache; if its file changes, it is read again."""
+    def keep_document_open(self, book: Book) -> None:
+        """Keeps a document open until the cache is deleted, but reads a changed file again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if (
@@ -56,29 +56,28 @@ class OpenBookCache:
         self._pinned.add(document.source)
 
     def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
-        """Returns the document at a path, which is read again if its file has changed. Raises
-        DocumentError."""
+        """Returns the document at a path; a changed file is read again. Raises DocumentError."""
         with self._lock:
             stamp, known = _get_file_time_and_size(path), self._documents.get(path)
             document = known[1] if known and known[0] == stamp else load(path)
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
-            self._close_unused_books()
+            self._drop_books_of_closed_documents()
             most = MAX_OPEN + len(self._pinned)
-            while len(self._documents) > most and self._close_oldest_document():
+            while len(self._documents) > most and self._close_least_recent_document():
                 pass
             return document
 
-    def open_book(
-        self, document: Document, progress: Progress | None = None, *, read: bool = True
+    def open_document(
+        self, document: Document, progress: Progress | None = None, *, must_ingest: bool = True
     ) -> Book:
-        """Opens a document for questions, once for each text. Raises ResourceError, LibraryError.
+        """Opens a document; each text is opened only once. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; an exception of this function ends the ingestion.
-            read: whether the document must be ingested. If False, a document that has not been
-                ingested is opened if its words are enough to answer questions."""
-        is_read = read or not self.esa.answers_unread or (document.text, True) in self._books
+            must_ingest: if False, a document that has not been ingested is opened if its words are
+                enough to answer questions."""
+        is_read = must_ingest or not self.esa.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:
             try:
@@ -87,23 +86,23 @@ class OpenBookCache:
             except DiskError:
                 raise
             except ResourceError:
-                if not self._close_oldest_document():
+                if not self._close_least_recent_document():
                     raise
         with self._lock:
             self._books[document.text, is_read] = book
         return book
 
-    def _close_oldest_document(self) -> bool:
-        """Closes the least recently used unneeded document; returns False if there is none."""
+    def _close_least_recent_document(self) -> bool:
+        """Closes the least recently used document that may be closed; returns False without one."""
         with self._lock:
             kept = self._pinned.union(self.needed)
             path = next((path for path in self._documents if path not in kept), None)
             if path is not None:
                 del self._documents[path]
-                self._close_unused_books()
+                self._drop_books_of_closed_documents()
             return path is not None
 
-    def _close_unused_books(self) -> None:
+    def _drop_books_of_closed_documents(self) -> None:
         texts = {document.text for _, document in self._documents.values()}
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}
 

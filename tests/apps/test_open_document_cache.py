@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fake_asker import FakeAsker
 
-from esa_cli.apps import open_books
-from esa_cli.apps.open_books import OpenBookCache
+from esa_cli.apps import open_document_cache
+from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.errors import ResourceError
 
 
@@ -36,24 +36,24 @@ def names(asker: FakeAsker) -> str:
 
 def test_the_longest_unused_document_is_closed_first(paths: list[str]) -> None:
     asker = FullAsker()
-    books = OpenBookCache(asker)
+    books = OpenDocumentCache(asker)
     for path in (*paths[:3], paths[0], paths[3], paths[0], paths[2], paths[1]):
         books.needed = [path]
-        books.open_book(books.read_document(path))
+        books.open_document(books.read_document(path))
     assert names(asker) == "abcddb"
 
 
 def test_a_pinned_book_stays_until_its_file_changes(
     paths: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_books, "MAX_OPEN", 1)
+    monkeypatch.setattr(open_document_cache, "MAX_OPEN", 1)
     asker = FakeAsker()
-    books = OpenBookCache(asker)
+    books = OpenDocumentCache(asker)
     pinned = asker.open(paths[0])
-    books.keep_book_open(pinned)
+    books.keep_document_open(pinned)
     for path in (*paths, paths[0]):
-        book = books.open_book(books.read_document(path))
+        book = books.open_document(books.read_document(path))
     assert book is pinned
     assert names(asker) == "bcd"
     Path(paths[0]).write_text("another text", "utf-8")
-    assert books.open_book(books.read_document(paths[0])) == "another text"
+    assert books.open_document(books.read_document(paths[0])) == "another text"
