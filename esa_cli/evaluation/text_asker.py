@@ -37,10 +37,10 @@ class TextAnswerer:
         self.session.empty_cache()
         self.session.use_preset(self.preset)
 
-    def check_question_length(self, question: str, max_new_tokens: int) -> None:
+    def check_question_length(self, question: str) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
-        self._esa.spans.check_length(question, max_new_tokens)
+        self._esa.spans.check_length(question)
 
     def index_text(self, text: str, progress: Progress | None = None) -> float:
         """Indexes a text for later questions, and returns the seconds that this took."""

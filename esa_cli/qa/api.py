@@ -218,7 +218,7 @@ class Esa:
         the question is empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
-        tokens = self.spans.check_length(question, 1)
+        tokens = self.spans.check_length(question)
         texts = [text for turn in history for text in turn]
         if texts:
             ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -312,7 +312,7 @@ class Esa:
         options = max_new_tokens, temperature, top_p
         limits = choose_sampling_options(self.preset.generation, *options)
         sampling = SamplingParams(*limits, seed)
-        asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
+        asked = self.spans.check_length(question)
         passages = self._rank_passages_for_question(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
@@ -352,9 +352,7 @@ class Esa:
             finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
             found = self.search.find_passages_to_read(whole, books, count, earlier)
             unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
-            return self.spans.rank_passages(
-                whole, found, by_span=self.reader is None, unmentioned_share=unmentioned
-            )
+            return self.spans.rank_passages(whole, found, unmentioned)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -391,7 +389,7 @@ class Esa:
             raise UsageError(
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
-        self.spans.check_length(question, 1)
+        self.spans.check_length(question)
         placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():
             limits = minimum, every

@@ -174,10 +174,12 @@ class CollectedPlace(Passage):
     Args:
         sentence: the sentences of the passage that the words are in.
         passage: character offsets of the passage that was read again.
+        log_odds: the reader's, that the passage contains an answer.
         answer: the words of the other model that decided; then `log_odds` is None."""
 
     sentence: str = ""
     passage: tuple[int, int] = (0, 0)
+    log_odds: float | None = None
     answer: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +15,19 @@ from tiny_reader import save_tiny_reader
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
-from esa_cli.models.text_passes.generation import generate
-from esa_cli.qa.answering.reply import NOT_TOLD, Turn
+from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.span import collapse_spaces
+from esa_cli.qa.reading.span import AnswerCombination, collapse_spaces
 from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
 GATE = "Captain Ahab opens\nthe northern gate at nine. "
 STORY = FILLER + "\n\n" + GATE + "\n\n" + FILLER
 QUESTION = "When does Ahab open the northern gate?"
-FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
-"""What is found decides: a random model's log-odds say nothing."""
+FROM_TEXT = ["answer.from=text"]
 
 
 def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
@@ -98,29 +98,35 @@ def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) ->
         assert (reply.text, reply.answer_tokens) == (NOT_TOLD, 0)
 
 
+def decide(combination: AnswerCombination, probability: float) -> Certainty:
+    return "nothing" if probability < 1e-9 else "perhaps"
+
+
 def test_a_name_that_no_document_mentions_costs_log_odds_and_vetoes_nothing(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = "What did Elizabeth Bennet keep?"
-    with esa(loaded, "answer.threshold=-99.0") as asker:
+    monkeypatch.setattr(AnswerCombination, "get_certainty", decide)
+    with esa(loaded) as asker:
         assert asker.ask(asked, [book(asker, STORY)]).found
         monkeypatch.setattr(span, "UNMENTIONED", 1e6)
         assert not asker.ask(asked, [book(asker, STORY)]).found
         assert asker.ask(QUESTION, [book(asker, STORY)]).found
         assert asker.ask("What did the CEO of the USA keep?", [book(asker, STORY)]).found
-    with esa(loaded) as asker:
-        assert asker.ask(asked, [book(asker, STORY)]).found
 
 
-@pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
-def test_below_the_threshold_the_documents_do_not_say(
-    loaded: Any, threshold: float, found: bool
+@pytest.mark.parametrize("certainty", ["answer", "perhaps", "nothing"])
+def test_an_answer_is_as_certain_as_its_probability(
+    loaded: Any, certainty: Certainty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with esa(loaded, f"answer.threshold={threshold}") as asker:
+    monkeypatch.setattr(AnswerCombination, "get_certainty", lambda *given: certainty)
+    with esa(loaded) as asker:
         pieces: list[str] = []
         reply = asker.ask(QUESTION, [book(asker, STORY)], on_text=pieces.append)
-    assert (reply.found, reply.text == NOT_TOLD) == (found, not found)
-    assert "".join(pieces) == reply.text
+    found = certainty != "nothing"
+    assert (reply.certainty, reply.found, reply.text == NOT_TOLD) == (certainty, found, not found)
+    assert "".join(pieces) == f"{'perhaps: ' if certainty == 'perhaps' else ''}{reply.text}"
+    assert reply.to_json()["certainty"] == certainty
     assert len(reply.evidence) == 3
     assert not reply.doubtful
 
@@ -141,40 +147,14 @@ def test_a_reference_takes_the_words_of_the_turn_before(asker: Esa) -> None:
     assert short.evidence != asker.ask("By whom?", books).evidence
 
 
-def test_free_text_is_the_bare_models_own(asker: Esa, loaded: Any) -> None:
-    question, text = "Summarise what Ahab does.", "Ahab opens the gate. He sleeps."
-    pieces: list[str] = []
-    reply = asker.ask(question, [book(asker, text)], max_new_tokens=9, on_text=pieces.append)
-    prompt = asker.session.prompt
-    asker.close()
-    ids = prompt.encode_document(text) + prompt.encode_question(question)
-    want = loaded.tokenizer.decode(
-        generate(loaded.model, ids, None, max_new_tokens=9), skip_special_tokens=True
-    )
-    assert reply.text == want.strip()
-    assert "".join(pieces).strip() == reply.text
-    assert (reply.answer_tokens, reply.cut, reply.quotation) == (9, True, None)
-
-
-def test_the_form_of_the_preset_goes_before_the_words_of_the_question(loaded: Any) -> None:
-    for form, question in (("text", QUESTION), ("span", "Summarise what Ahab does.")):
+def test_more_than_a_quotation_needs_a_reader(loaded: Any) -> None:
+    for form, answered in (("auto", False), ("span", True)):
         with esa(loaded, f"answer.form={form}") as asker:
-            reply = asker.ask(question, [book(asker, STORY)], max_new_tokens=5)
-        assert (reply.quotation is None) == (form == "text")
-
-
-def test_long_passages_of_free_text_are_cut_to_the_window(
-    asker: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = []
-
-    def short(model: Any, ids: list[int], *given: Any, **options: Any) -> list[int]:
-        lengths.append(len(ids) + options["max_new_tokens"])
-        return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
-
-    monkeypatch.setattr("esa_cli.qa.reading.reader.generate", short)
-    asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
-    assert 400 < lengths[0] <= 512
+            reply = asker.ask("Summarise what Ahab does.", [book(asker, STORY)])
+        assert (reply.quotation is not None, reply.found) == (answered, answered)
+        assert (reply.text == NEEDS_READER) is not answered
+        assert not reply.doubtful
+        assert "Ahab" in reply.evidence[0].text
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
@@ -203,25 +183,26 @@ def test_what_cannot_be_asked(asker: Esa) -> None:
         asker.ask(QUESTION, books, max_new_tokens=0)
     with pytest.raises(LengthError, match="the model's window has 512"):
         asker.ask("Who " * 80, books)
-    with pytest.raises(LengthError, match="the model's window has 512"):
-        asker.ask("Summarise it.", books, max_new_tokens=400)
     assert asker.ask(QUESTION, books, max_new_tokens=400).quotation
 
 
-def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: Path) -> None:
-    folder = save_tiny_reader(loaded.model, tmp_path / "adapter")
+def test_the_adapter_reads(loaded: Any, tmp_path: Path) -> None:
+    folder = Path(save_tiny_reader(loaded.model, tmp_path / "adapter"))
     replies = []
+    weights = {"intercept": 1.0, "log_odds": 0.5, "span": 0.25, "score": 0.0}
+    facts = {"weights": weights, "answer": 0.0, "perhaps": 0.0}
+    (folder / "combination.json").write_text(json.dumps(facts), "utf-8")
     for more in ([], [f"answer.adapter={folder}"]):
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
-            books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
+            books = [book(asker, text := "Ahab opens the gate at nine, he said, and sleeps.")]
             with asker.session.attachment.suspend_method():
-                [reading] = asker.spans.passages.read_passages(QUESTION, ["Ahab opens the gate."])
-            free = asker.ask("Summarise it.", books, max_new_tokens=6).text
-            replies.append((reading.log_odds, free))
-    (bare, free), (adapted, same) = replies
-    assert bare == 0
-    assert abs(adapted) > 1e-3
-    assert free == same
+                [reading] = asker.spans.passages.read_passages(QUESTION, [text])
+            replies.append((reading, asker.ask(QUESTION, books)))
+    (bare, without), (adapted, reply) = replies
+    assert (bare.log_odds, without.certainty) == (0.0, "perhaps")
+    assert (adapted.log_odds, reply.certainty) != (0.0, "perhaps")
+    odds = 1 + 0.5 * adapted.log_odds + 0.25 * adapted.span.log_probability
+    assert reply.probability == pytest.approx(1 / (1 + math.exp(-odds)), abs=1e-4)
 
 
 def test_an_adapter_that_is_missing_is_said_before_documents_are_read(

@@ -22,7 +22,6 @@ from esa_cli.storage.library import Library
 
 TEXT = "A grey boat lies at the pier. " * 40 + "Captain Ahab opens the gate at nine. "
 QUESTION = "When does Ahab open the gate?"
-FREE = "answer.form=text"
 HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
 
 
@@ -50,7 +49,7 @@ def deferred(both: tuple[Any, Path]) -> LazyTransformersModel:
 
 def esa(loaded: Any, folder: Path, *more: str, **options: Any) -> Esa:
     given = [
-        "answer.from=text", "answer.prior=100.0", f"answer.finder={folder / 'finder'}",
+        "answer.from=text", f"answer.finder={folder / 'finder'}",
         f"answer.adapter={folder / 'adapter'}", *more,
     ]  # fmt: skip
     return Esa(loaded, load_preset("tiny-random", given), **options)
@@ -94,24 +93,6 @@ def test_the_same_answers_and_indexes_without_the_model(
     assert found[0][3].key == found[1][3].key
     assert found[0][0].read
     assert found[0][4] == found[1][4] == 0
-
-
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_free_text_loads_the_model(
-    both: tuple[Any, Path], deferred: LazyTransformersModel, heat: float
-) -> None:
-    whole, folder = both
-    replies = []
-    for loaded in (whole, deferred):
-        pieces: list[str] = []
-        with esa(loaded, folder, FREE) as asker:
-            reply = asker.ask(
-                QUESTION, [asker.open(note())], max_new_tokens=12, temperature=heat, seed=5,
-                on_text=pieces.append,
-            )  # fmt: skip
-        replies.append((without_times(reply), "".join(pieces)))
-    assert replies[0] == replies[1]
-    assert "model" in vars(deferred)
 
 
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:

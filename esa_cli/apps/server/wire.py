@@ -243,7 +243,7 @@ class ChatCompletionMaker:
 
     def make_unstreamed_body(self, reply: Reply) -> dict[str, Any]:
         """Returns the JSON body of an answer that is not streamed."""
-        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        message = {"role": "assistant", "content": reply.text_with_certainty, "refusal": None}
         content = {"message": message | self._select_reply_fields(reply)}
         body = self._make_completion_body("chat.completion", content, reply)
         return body | {"usage": make_token_usage_json(reply)}
@@ -268,7 +268,7 @@ class ChatCompletionMaker:
 
     def _select_reply_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
-        names = ("evidence", "found", "answered_from", "read", "quotation")
+        names = ("evidence", "found", "certainty", "answered_from", "read", "quotation")
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}
 

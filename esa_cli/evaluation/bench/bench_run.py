@@ -148,7 +148,7 @@ class BenchAnswerer:
     def check_prompt_length(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
-            self._text.check_question_length(record.question, record.longest)
+            self._text.check_question_length(record.question)
             return
         self.session.empty_cache()
         self._use_record_prompt(record)

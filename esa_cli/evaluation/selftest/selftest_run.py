@@ -260,7 +260,7 @@ class SelftestAnswerer:
         for preset in self.group.presets:
             for question in self.sample.questions:
                 if self._asker is not None:
-                    self._asker.check_question_length(question.text, question.max_new_tokens)
+                    self._asker.check_question_length(question.text)
                     continue
                 self._set_session_preset(preset)
                 self.session.check_length(

@@ -46,6 +46,10 @@ class HeatMap(NamedTuple):
 
 NOT_TOLD = "Nothing found that answers."
 """The answer if no passage contains an answer: it speaks of the search, not of the documents."""
+NEEDS_READER = "This asks for more than a quotation: choose a model that writes it with --reader."
+"""The answer of the default reader to a request such as "Summarise ..."."""
+Certainty = Literal["answer", "perhaps", "nothing"]
+"""How certain an answer is: right at least 85 times in 100, less often, or nothing was found."""
 _NOT_TOLD = re.compile(
     r"\W*(?:nothing (?:was )?found that answers\b|"
     r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
@@ -66,6 +70,7 @@ class Reply:
     Args:
         evidence: passages, heaviest first. found: False if no passage has enough weight, so that
             the documents may not contain the answer.
+        certainty, probability: of the text as the answer; None if another model wrote the text.
         first_token_s, total_s: seconds from the question to the first token, and to the end.
         cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
@@ -83,17 +88,27 @@ class Reply:
     answered_from: Literal["rows", "text"] = "rows"
     quotation: Quotation | None = None
     read: bool = True
+    certainty: Certainty | None = None
+    probability: float | None = None
+
+    @property
+    def text_with_certainty(self) -> str:
+        """The answer as people see it: `perhaps: ` stands before an uncertain one."""
+        return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
 
     @property
     def doubtful(self) -> bool:
         """Whether no answer was found, although the reply's text does not say "nothing found"."""
-        return not self.found and not says_nothing_found(self.text)
+        told = says_nothing_found(self.text) or self.text == NEEDS_READER
+        return not self.found and not told
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
             "found": self.found,
+            "certainty": self.certainty,
+            "probability": None if self.probability is None else round(self.probability, 3),
             "cut": self.cut,
             "answered_from": self.answered_from,
             "read": self.read,

@@ -16,10 +16,10 @@ class Passage:
     Args:
         document, source: the document's name and path. page, line: of the beginning, from 1.
         score: in a search, standard deviations above the mean score of all passages; after reading,
-            `log_odds` plus the product of `prior` and the search score.
+            the log-odds that `quote` is the answer.
         weight: the share of all attention, or of the scores of all passages, of an answer.
-        log_odds: the log-odds that the passage contains the answer; None if no reader read it.
-        quote: characters [start, end) of the document that answer best."""
+        quote: characters [start, end) of the document that answer best.
+        probability: that the quote is the answer; None if the default reader did not read it."""
 
     document: str
     source: str
@@ -31,8 +31,8 @@ class Passage:
     text: str
     score: float = 0.0
     weight: float = 0.0
-    log_odds: float | None = None
     quote: tuple[int, int] | None = None
+    probability: float | None = None
 
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:

@@ -40,8 +40,9 @@ PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 MAPS = "maps.safetensors"
 """The name of the file with a finder's projections."""
-HEAD = "head.safetensors"
-"""The name of the file with the head of an adapter for reading passages."""
+HEAD, COMBINATION = "head.safetensors", "combination.json"
+"""The names of the files with the head of an adapter for reading passages, and with the weights by
+which its results and search scores become the probability of an answer."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -68,8 +69,7 @@ class AnswerSettings(_StrictSettings):
         source: `from` in a preset. `rows`: the question attends to selected tokens of the KV cache,
             as in the paper. `text`: the passages found are read again, each alone with the
             question, and the most probable span of the best one is the answer.
-        form: `span`: always a quotation. `text`: free text from the best passages. `auto`: free
-            text for questions that ask for more than a quotation.
+        form: `span`: always a quotation. `auto`: no quotation for questions that ask for more.
         documents: the number of documents of folders, patterns and the library that are opened.
         passages: the number of passages that are read again. prompt: around one passage.
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
@@ -77,13 +77,10 @@ class AnswerSettings(_StrictSettings):
             models list --known`, or the address of a server; None means the preset's model.
         finder: the folder of a trained finder, or a shipped one's name. words: the weight of BM25
             beside the finder's score, in standard deviations, for a question whose words single out
-            a passage; for other questions it is less.
-        prior: the weight of the finder's score beside the reader's log-odds.
-        threshold: the minimum log-odds of a passage that answers, or None if the best one always
-            answers."""
+            a passage; for other questions it is less."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
-    form: Literal["auto", "span", "text"] = "auto"
+    form: Literal["auto", "span"] = "auto"
     documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
     prompt: str = PROMPT
@@ -91,8 +88,6 @@ class AnswerSettings(_StrictSettings):
     reader: str | None = None
     finder: str | None = None
     words: float = Field(default=0.2, ge=0)
-    prior: float = Field(default=1.0, ge=0)
-    threshold: float | None = None
 
     @field_validator("prompt")
     @classmethod

@@ -11,6 +11,7 @@ from command import TINY, Esa, fail
 
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.qa.answering.reply import NOT_TOLD, says_nothing_found
+from esa_cli.qa.reading.span import AnswerCombination
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -56,7 +57,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
-        "quotation", "reader", "read",
+        "quotation", "reader", "read", "certainty", "probability",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -103,15 +104,28 @@ def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
     assert " ".join(text.split()) == data["answer"]
 
 
-def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None:
+def test_that_nothing_was_found_is_said_once(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnswerCombination, "get_certainty", lambda *given: "nothing")
     ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
-    result = esa(*ask, "--set", "answer.threshold=1000000.0")
+    result = esa(*ask)
     assert result.out == f"{NOT_TOLD}\n"
     assert NOT_FOUND not in result.err
     assert "  note.md, line 1" in result.err, "the nearest passages"
     assert "%" not in result.err
-    result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
+    result = esa(*ask, *QUIET)
     assert (result.data["found"], result.data["quotation"]) == (False, None)
+    assert result.data["certainty"] == "nothing"
+
+
+def test_an_uncertain_answer_is_marked(esa: Esa, note: str) -> None:
+    ask = ["ask", note, "When does the gate open?", *TINY, *FROM_TEXT]
+    data = esa(*ask, *QUIET).data
+    assert data["certainty"] == "perhaps"
+    result = esa(*ask)
+    assert result.out == f"perhaps: {data['answer']}\n"
+    assert f"»{data['answer']}«" in result.err
 
 
 def test_words_that_the_documents_do_not_say() -> None:

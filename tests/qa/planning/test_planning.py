@@ -53,7 +53,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_plan(
     tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
-) -> plan.Plan:
+) -> plan.IngestPlan:
     chosen = resolve_preset("tiny-random", overrides)
     planner = plan.ModelIngestPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
     return planner.plan_ingest(tokens)
@@ -87,7 +87,7 @@ def test_the_papers_ratios() -> None:
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
-    def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
+    def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.IngestPlan:
         return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))
 
     one, both = index(100_000, 1), index(100_000, 2)
@@ -223,7 +223,7 @@ def ample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "measure_free_memory", lambda device="cpu": 16 << 30)
 
 
-def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
+def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.IngestPlan:
     made = plan.ModelIngestPlanner(
         resolve_preset("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from tiny_reader import make_head, make_random_adapter
 
 from esa_cli.errors import LengthError
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
-from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply
+from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT
 from esa_cli.qa.reading import span
@@ -27,7 +28,7 @@ from esa_cli.qa.reading.passage_reader import (
     find_most_probable_span,
 )
 from esa_cli.qa.reading.reader import SamplingParams
-from esa_cli.qa.reading.span import SpanReader
+from esa_cli.qa.reading.span import AnswerCombination, SpanReader
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -163,112 +164,78 @@ class FixedReader:
         return list(map(PassageReading, self.odds, self.spans))[: len(passages)]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_best_span_is_that_of_a_loop(seed: int) -> None:
-    """By its log-probability plus the score of its passage; the other passages by score alone."""
-    rng = random.Random(seed)
-    odds = [rng.uniform(-3, 3) for _ in range(6)]
-    spans = [rng.choice([None, rng.uniform(-4, 0)]) for _ in range(6)]
-    found = [Passage("a", "a", None, 1, None, at, at + 9, "", rng.random()) for at in range(6)]
-    ranked: Any = SpanReader.__new__(SpanReader)
-    ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=0.6)
-    scores = {at: odds[at] + 0.6 * found[at].score for at in range(6)}
-    order = sorted(scores, key=lambda at: -scores[at])
-    known = [at for at in order if spans[at] is not None]
-    best = max(known, key=lambda at: scores[at] + 0.5 * (spans[at] or 0.0), default=None)
-    for by_span in (False, True):
-        read = ranked.rank_passages("", found, by_span=by_span, unmentioned_share=0.5)
-        if by_span and best is not None:
-            order.sort(key=lambda at: at != best)
-        assert [one.start for one in read] == order
-        assert [one.score for one in read] == [scores[at] for at in order]
-        assert [one.log_odds for one in read] == [odds[at] - 2.25 for at in order]
-        quotes = [None if spans[at] is None else (at, at + 2) for at in order]
-        assert [one.quote for one in read] == quotes
-    assert ranked.rank_passages("", []) == []
+WEIGHTS = {"intercept": -0.5, "log_odds": 1.0, "span": 0.5, "score": 0.6}
 
 
-class Chat:
-    """Stands in for a prompt of free text: a token a character."""
-
-    tokenizer = None
-
-    def encode_question(self, text: str) -> list[int]:
-        return [1] * len(text)
-
-    def encode_document(self, text: str) -> list[int]:
-        return [2] * (5 + len(text))
-
-
-def span_reader(window: int = 100, **settings: Any) -> Any:
+def make_span_reader(window: int = 100, **fields: Any) -> Any:
     made: Any = SpanReader.__new__(SpanReader)
-    given = {"threshold": 1.0, "form": "span", "prior": 0.5, **settings}
     prompt = SimpleNamespace(
         encode_prompt=lambda question, passage: SimpleNamespace(ids=[1] * (len(question) + 3)),
         count_answer_tokens=lambda text: len(text) + 1,
     )
-    made.passages = SimpleNamespace(prompt=prompt)
-    made._settings, made._chat_prompt, made._window = SimpleNamespace(**given), Chat(), window
-    made._loaded = SimpleNamespace(model=None)
+    made.passages, made._window = SimpleNamespace(prompt=prompt), window
+    made.combination = AnswerCombination(WEIGHTS, 0.8, 0.3)
+    made._settings = SimpleNamespace(form="auto")
+    vars(made).update(fields)
     return made
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_order_is_that_of_a_loop(seed: int) -> None:
+    """By the probability of the span; a name that no document has lowers all probabilities."""
+    rng = random.Random(seed)
+    odds = [rng.uniform(-3, 3) for _ in range(6)]
+    spans = [rng.choice([None, rng.uniform(-4, 0)]) for _ in range(6)]
+    found = [Passage("a", "a", None, 1, None, at, at + 9, "", rng.random()) for at in range(6)]
+    made = make_span_reader(passages=FixedReader(odds, spans))
+    totals = {
+        at: -math.inf if spans[at] is None
+        else odds[at] - 0.5 + 0.5 * (spans[at] or 0.0) + 0.6 * found[at].score
+        for at in range(6)
+    }  # fmt: skip
+    order = sorted(totals, key=lambda at: -totals[at])
+    read = made.rank_passages("", found, 0.5)
+    assert [one.start for one in read] == order
+    assert [one.score for one in read] == pytest.approx([totals[at] for at in order])
+    for one, at in zip(read, order, strict=True):
+        assert one.quote == (None if spans[at] is None else (at, at + 2))
+        wanted = 0.0 if spans[at] is None else 1 / (1 + math.exp(2.25 - totals[at]))
+        assert one.probability == pytest.approx(wanted)
+    assert made.rank_passages("", []) == []
+
+
 @pytest.mark.parametrize(
-    ("log_odds", "threshold", "quote", "found"),
+    ("probability", "quote", "certainty"),
     [
-        (1.0, 1.0, (12, 16), True), (0.99, 1.0, (12, 16), False), (-9.0, None, (12, 16), True),
-        (5.0, 1.0, None, False), (None, None, (12, 16), False),
+        (0.8, (12, 16), "answer"), (0.79, (12, 16), "perhaps"), (0.3, (12, 16), "perhaps"),
+        (0.29, (12, 16), "nothing"), (0.9, None, "nothing"), (None, (12, 16), "nothing"),
     ],
 )  # fmt: skip
-def test_an_answer_needs_a_span_and_the_threshold(
-    log_odds: float | None, threshold: float | None, quote: Any, found: bool
-) -> None:
+def test_certainties(probability: float | None, quote: Any, certainty: str) -> None:
     text = "A b\nc d."
-    best = Passage("a", "a", None, 1, None, 10, 18, text, 1.0, 0.0, log_odds, quote)
+    best = Passage("a", "a", None, 1, None, 10, 18, text, 1.0, 0.0, quote, probability)
     parts: list[str] = []
-    reply = span_reader(threshold=threshold).answer("?", [best], (), SamplingParams(), parts.append)
-    assert reply.found is found
-    assert parts == [reply.text] == ["b c" if found else NOT_TOLD]
-    if found:
+    reply = make_span_reader().answer("?", [best], (), SamplingParams(), parts.append)
+    assert reply.certainty == certainty
+    assert reply.found is (certainty != "nothing")
+    assert reply.text == (NOT_TOLD if certainty == "nothing" else "b c")
+    assert parts == [f"perhaps: {reply.text}" if certainty == "perhaps" else reply.text]
+    if reply.found:
         assert reply.quotation == Quotation("a", 12, 16)
         assert reply.answer_tokens == len(text[2:6]) + 1
-    assert span_reader().answer("?", [], (), SamplingParams()).text == NOT_TOLD
+        assert reply.probability == probability
+    assert make_span_reader().answer("?", [], (), SamplingParams()).text == NOT_TOLD
 
 
-def test_free_text_is_of_four_passages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def generated(model: Any, tokenizer: Any, ids: list[int], *given: Any) -> Reply:
-        seen.append((ids.count(2), ids.count(1), given[1]))
-        return Reply("Text.")
-
-    monkeypatch.setattr(span, "generate_reply", generated)
-    made = span_reader(window=60, form="text")
-    passages = [
-        Passage("a", "a", None, 1, None, 0, 6, "x" * 6, 1.0, 0.0, odds, (0, 1))
-        for odds in (0.5, 9.0, 9.0, 9.0, 9.0)
-    ]
-    reply = made.answer("Why?", passages, (), SamplingParams(10))
-    assert (reply.text, reply.found) == ("Text.", False), "the best one is below the threshold"
-    assert seen == [(5 + 4 * 6 + 3 * 2, 4, 10)]
-    assert made.answer("Why?", passages[1:], (), SamplingParams(10)).found
-    made._window = 40
-    made.answer("Why?", passages, (), SamplingParams(10))
-    assert seen[-1][0] <= 40 - 4 - 10
-    assert sum(seen[-1]) > 30, "as much as fits"
-
-
-@pytest.mark.parametrize(("form", "tokens"), [("span", 7), ("text", 7 + 6)])
-def test_a_question_leaves_room_for_passages(form: str, tokens: int) -> None:
-    """Its tokens in the longer prompt, half of the window, and free text."""
+def test_a_question_leaves_room_for_passages() -> None:
     for window in range(10, 60):
-        made = span_reader(window=window, form=form)
-        if tokens + window // 2 <= window:
-            assert made.check_length("What", 6) == 7
+        made = make_span_reader(window)
+        if 7 + window // 2 <= window:
+            assert made.check_length("What") == 7
         else:
             with pytest.raises(LengthError):
-                made.check_length("What", 6)
-    large = span_reader(window=5000, form="span")
-    assert large.check_length("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM
+                made.check_length("What")
+    large = make_span_reader(5000)
+    assert large.check_length("x" * (5000 - span.ROOM - 3)) == 5000 - span.ROOM
     with pytest.raises(LengthError):
-        large.check_length("x" * (5000 - span.ROOM - 2), 0)
+        large.check_length("x" * (5000 - span.ROOM - 2))

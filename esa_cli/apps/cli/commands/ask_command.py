@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_control_chars
+from esa_cli.apps.cli.output.terminal import Reporter, print_json
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
@@ -61,10 +61,10 @@ class AskCommandOptions(options.DocumentSearchOptions):
     ] = None
     method: options.Method = None
     form: Annotated[
-        Literal["auto", "span", "text"] | None,
+        Literal["auto", "span"] | None,
         option(
-            "--answer auto|span|text",
-            "Form of the answer: a quotation (span), free text, or what fits the question.",
+            "--answer auto|span",
+            "Whether questions that ask for more, such as a summary, get a quotation (span), too.",
         ),
     ] = None
 
@@ -208,25 +208,29 @@ class AskCommandRun:
             reporter.show_note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            print(strip_control_chars(reply.text), flush=True)
-            answer_output.print_notes_and_passages(reply, opts.choose_passage_count(), reporter)
+            answer_output.print_answer_and_passages(reply, opts.choose_passage_count(), reporter)
         return reply
 
     def _ask_question(self, streams_answer: bool) -> Reply:
         """Asks the model the question, and prints a streamed answer while it is generated."""
         opts, reporter = self.opts, self.reporter
+        # The default reader answers at once, so that the passages can come first.
+        streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
         reporter.show_spinner("answering")
         reply = self.esa.ask(
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
-            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams_answer else None,
+            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None,
             **self.generation,
         )
         reporter.clear_spinner()
-        if streams_answer:
+        if streams:
             print(flush=True)
-            answer_output.print_notes_and_passages(reply, opts.choose_passage_count(), reporter)
+        if streams_answer:
+            answer_output.print_answer_and_passages(
+                reply, opts.choose_passage_count(), reporter, is_printed=streams
+            )
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:

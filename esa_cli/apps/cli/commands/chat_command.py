@@ -192,7 +192,7 @@ class DocumentChat:
             self.reporter.show_note("  stopped")
             return
         if not stream.has_text:
-            print(strip_control_chars(reply.text), flush=True)
+            print(strip_control_chars(reply.text_with_certainty), flush=True)
         answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
             self.reporter.warn(
@@ -259,7 +259,7 @@ def format_chat_as_markdown(
     for number, (question, reply) in enumerate(questions_and_replies, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
-        lines += ["", reply.text, *(["", "*(cut off)*"] if reply.cut else [])]
+        lines += ["", reply.text_with_certainty, *(["", "*(cut off)*"] if reply.cut else [])]
         if reply.doubtful:
             lines += ["", "*(the documents may not contain the answer)*"]
         if reply.evidence:

@@ -243,7 +243,7 @@ class AnswerModelOptions:
 
         Args:
             method: the name of a method that replaces the method of the preset.
-            answer_form: the value of --answer: auto, span or text.
+            answer_form: the value of --answer: auto or span.
             later_method: a method that is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""

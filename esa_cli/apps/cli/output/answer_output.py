@@ -56,13 +56,15 @@ def format_passage_line(
     passage: Passage, width: int, quotation: Quotation | None = None, answer_found: bool = True
 ) -> str:
     """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
-    that contains the answer's quotation is shown from the quoted sentence on."""
+    that contains the answer's quotation is shown from the quoted sentence on, with »marks«."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
-    if passage.start <= at < passage.end:
-        words = words[SentenceSplitter(words).find_sentence_around(at - passage.start)[0] :]
+    if quotation and passage.start <= at < passage.end:
+        first, last = at - passage.start, quotation.end - passage.start
+        start = SentenceSplitter(words).find_sentence_around(first)[0]
+        words = f"{words[start:first]}»{words[first:last]}«{words[last:]}"
     place = format_passage_place(passage, answer_found)
     text = strip_control_chars(f"  {place}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
@@ -75,6 +77,20 @@ def format_best_passages_as_lines(reply: Reply, passage_count: int, is_terminal:
     return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
 
 
+def print_answer_and_passages(
+    reply: Reply, passage_count: int, reporter: Reporter, *, is_printed: bool = False
+) -> None:
+    """Prints an answer and its passages; an uncertain answer comes after the passages that may
+    contain it. A streamed answer `is_printed` already."""
+    text = strip_control_chars(reply.text_with_certainty)
+    comes_last = reply.certainty == "perhaps" and not is_printed
+    if not is_printed and not comes_last:
+        print(text, flush=True)
+    print_notes_and_passages(reply, passage_count, reporter)
+    if comes_last:
+        print(text, flush=True)
+
+
 def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporter) -> None:
     """Prints below an answer whether the answer is doubtful or cut off, and the best passages."""
     if reply.doubtful:
@@ -82,7 +98,8 @@ def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporte
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:passage_count]:
-        reporter.show_note(WEIGHTS if reply.found else "  the nearest passages:")
+        nearest = reply.certainty == "perhaps" or not reply.found
+        reporter.show_note("  the nearest passages:" if nearest else WEIGHTS)
     for line in format_best_passages_as_lines(reply, passage_count, reporter.live):
         reporter.warn(line)
 
@@ -113,6 +130,8 @@ def make_answer_json(
     return {
         "answer": reply.text,
         "found": reply.found,
+        "certainty": reply.certainty,
+        "probability": None if reply.probability is None else round(reply.probability, 3),
         "answered_from": reply.answered_from,
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),

@@ -91,7 +91,7 @@ function showEvidence(turn) {
   const isDoubtful = turn.found === false;
   turn.answer = turn.answer.trim();
   turn.text.textContent = safeText(turn.answer) || "(no text)";
-  if (isDoubtful) addNote(turn, "The documents may not contain the answer.", "note warning");
+  if (isDoubtful && !turn.certainty) addNote(turn, "The documents may not contain the answer.", "note warning");
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, text);
   const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
