@@ -17,7 +17,7 @@ import pytest
 from esa_cli.apps.cli.commands.ingest_command import check_ingest_engine_installed
 from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions, check_mcp_sdk_version
 from esa_cli.apps.cli.commands.serve_command import check_serve_options as check_serve
-from esa_cli.documents.readers.text_builder import import_library
+from esa_cli.documents.readers.text_builder import import_package
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.benchmarks import load_gpt4_tokenizer
 from esa_cli.evaluation.metrics import import_benchmark_library
@@ -33,7 +33,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bench", "rouge", lambda: import_benchmark_library("rouge")),
     ("bench", "tiktoken", load_gpt4_tokenizer),
     ("mcp", "mcp", check_mcp_sdk_version),
-    ("office", "pptx", lambda: import_library("pptx", "python-pptx", "x", extra="office")),
+    ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
     ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeCommandOptions())),

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
-from esa_cli.documents.sources import DocumentSource, InputFiles, LeftOutFiles, find_files
+from esa_cli.documents.sources import DocumentFilePath, InputFiles, LeftOutFiles, find_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
@@ -160,8 +160,8 @@ class GatheredDocuments:
 
 
 def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
-    """Returns the files of one shard, each once, with the left-out files of all shards."""
-    unique: dict[str, DocumentSource] = {}
+    """Returns the files that one of several processes (shard) reads, and all left-out files."""
+    unique: dict[str, DocumentFilePath] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
     return InputFiles(tuple(shard.select_items(unique.values())), files.left_out, divided=True)
@@ -289,8 +289,8 @@ class SentenceSplitter:
         self._cut: dict[int, list[int]] = {}
 
     def find_sentence_around(self, offset: int) -> tuple[int, int]:
-        """Returns the span [start, end) of the sentence or line that contains the character at
-        `offset`, without white space at its ends; white space alone has an empty span."""
+        """Returns the first and the end offset of the sentence or line that contains the character
+        at `offset`, without white space at both ends."""
         place = bisect_right(self._paragraph_starts, offset) - 1
         first = self._paragraph_starts[place] if place >= 0 else 0
         if first not in self._cut:
@@ -303,7 +303,7 @@ class SentenceSplitter:
 
     @cached_property
     def _paragraph_starts(self) -> array[int]:
-        """Returns the offsets of all paragraphs but the first, each of which follows "\\n\\n"."""
+        """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -312,8 +312,8 @@ class SentenceSplitter:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end; each of them
-    has at most LONGEST characters, and the last end is `paragraph_end`."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end, of which the
+    last is `paragraph_end`. Sentences of more than LONGEST characters are cut."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
@@ -363,14 +363,14 @@ def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int
 
 
 def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
-    """Returns True if the line is prose wrapped to a width, whose sentence may go on below."""
+    """Returns True if a line is wrapped prose, so that its sentence may continue in the next."""
     if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the span [start, end) of a text, shortened by the white space at both ends."""
+    """Returns `start` and `end` without the white space at both ends of `text[start:end]`."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

@@ -1,8 +1,9 @@
 """Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
 A folder stands for all readable files below it, without links and hidden, binary or ignored files
-(`.gitignore`). A path that exists is no pattern, even if it contains `*`, `?` or `[`. In .gitignore
-files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported."""
+(`.gitignore`). An existing path is not read as a pattern, even if it contains `*`, `?` or `[`. In
+.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ MAX_IGNORE_BYTES = 1 << 18
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
-class DocumentSource(NamedTuple):
+class DocumentFilePath(NamedTuple):
     """The path of a document, and the folder or pattern through which it was found, if any."""
 
     path: str
@@ -67,12 +68,12 @@ class LeftOutFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files that names of documents stand for, in order, and the files that are left out.
+    """The files to be read for given names of documents, in order, and the files that are left out.
 
-    A file occurs as often as it is named; folders and patterns add only files that are new.
-    `divided` says that the files are one shard, so that other processes read the other files."""
+    A file that is named twice occurs twice; folders and patterns only add files that are new.
+    `divided` says that other processes (shards) read other files of the same folders."""
 
-    sources: tuple[DocumentSource, ...] = ()
+    sources: tuple[DocumentFilePath, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
     divided: bool = False
 
@@ -102,15 +103,15 @@ class FoundFiles:
 
 
 def find_files(document_names: Sequence[str]) -> InputFiles:
-    """Finds the files for names of documents, in order. Raises UsageError: standard input is named
+    """Finds the files to be read for given names. Raises UsageError: standard input is named
     twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
-    sources: list[DocumentSource] = []
+    sources: list[DocumentFilePath] = []
     left_out: list[LeftOutFiles] = []
     for name in document_names:
         if not _is_folder_or_pattern(name):
-            sources.append(DocumentSource(name))
+            sources.append(DocumentFilePath(name))
             continue
         found = find_readable_files(name)
         rest = found.summarise_left_out_files(name)
@@ -118,7 +119,7 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
             line = rest[0].message if rest else f"{name}: no file matches"
             raise DocumentError(f"there is no document in {line}", f"check the path {name}")
         known = {source.path for source in sources}
-        sources += [DocumentSource(file, name) for file in found.files if file not in known]
+        sources += [DocumentFilePath(file, name) for file in found.files if file not in known]
         left_out += rest
     return InputFiles(tuple(sources), tuple(left_out))
 
@@ -133,22 +134,22 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 def find_readable_files(folder_or_pattern: str) -> FoundFiles:
     """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
-    found = FoundFiles()
+    found_files = FoundFiles()
     iterate_files = _find_folder_files if os.path.isdir(folder_or_pattern) else _find_matching_files
-    for path in iterate_files(folder_or_pattern, found):
-        if why := _explain_why_left_out(path):
-            found.left_out[why].append(path)
+    for path in iterate_files(folder_or_pattern, found_files):
+        if why := _explain_why_file_is_left_out(path):
+            found_files.left_out[why].append(path)
             continue
-        found.files.append(path)
-        if len(found.files) > MAX_FILES:
+        found_files.files.append(path)
+        if len(found_files.files) > MAX_FILES:
             raise DocumentError(
                 f"{folder_or_pattern} has more than {MAX_FILES:,} readable files",
                 "name a smaller folder, or a pattern such as 'docs/**/*.md'",
             )
-    return found
+    return found_files
 
 
-def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
+def _find_matching_files(pattern: str, found_files: FoundFiles) -> Iterator[str]:
     """Yields the files that match a pattern; hidden files match only patterns with hidden names.
     The pattern `**` does not follow links, because links to folders may form circles."""
     path = Path(pattern)
@@ -161,12 +162,12 @@ def _find_matching_files(pattern: str, found: FoundFiles) -> Iterator[str]:
         if match.is_dir() or (not show_hidden and any(map(hidden.match, match.parts))):
             continue
         if match.name.startswith("~$"):
-            found.left_out["hidden"].append(os.fspath(match))
+            found_files.left_out["hidden"].append(os.fspath(match))
         else:
             yield os.fspath(match)
 
 
-def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
+def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
     """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
     rules = GitignoreRules(resolve_links(folder))
 
@@ -175,7 +176,7 @@ def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
             raise DocumentError(
                 f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
             ) from error
-        found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
+        found_files.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
         real = resolve_links(where)
@@ -193,16 +194,16 @@ def _find_folder_files(folder: str, found: FoundFiles) -> Iterator[str]:
                     why = _IGNORED
                 if why:
                     prefix = "folder " if is_folder and why != "hidden" else ""
-                    found.left_out[prefix + why].append(path)
+                    found_files.left_out[prefix + why].append(path)
                 else:
                     kept.append(name)
             names[:] = kept  # os.walk goes into the folders that remain
         yield from (os.path.join(where, name) for name in files)
 
 
-def _explain_why_left_out(file_path: str) -> str:
+def _explain_why_file_is_left_out(file_path: str) -> str:
     """Returns the reason why a file is left out, or an empty text if the file is to be read."""
-    from esa_cli.documents.readers.plain_text import is_binary_file
+    from esa_cli.documents.readers.plain_text import looks_binary
 
     try:
         info = os.stat(file_path)
@@ -214,12 +215,12 @@ def _explain_why_left_out(file_path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose_reader(head, file_path).binary and is_binary_file(head) else ""
+    return "binary" if not choose_reader(head, file_path).binary and looks_binary(head) else ""
 
 
 class _GitignoreRule(NamedTuple):
-    """A rule of a .gitignore file. The `pattern` matches paths below the folder of the file,
-    written with newlines for slashes, or the last name of a path if `anywhere` is true."""
+    """A rule of a .gitignore file. The `pattern` matches paths relative to the file's folder, with
+    newlines in place of slashes, or only the last name of a path if `anywhere` is true."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -289,18 +290,18 @@ def _parse_gitignore_rule(rule_line: str) -> _GitignoreRule | None:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _convert_pattern_to_regex(name) + r"\n"
+            groups[-1] += _convert_gitignore_pattern(name) + r"\n"
     # The last group is empty after `a/**`, which does not match the folder `a` itself.
-    groups[-1] = (groups[-1] or _convert_pattern_to_regex("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    groups[-1] = (groups[-1] or _convert_gitignore_pattern("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
     return _GitignoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _convert_pattern_to_regex(pattern: str) -> str:
+def _convert_gitignore_pattern(pattern: str) -> str:
     """Converts a .gitignore pattern for one name of a path into a regular expression, whose search
-    takes time of at most the product of the lengths of pattern and name."""
+    time is at most proportional to the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

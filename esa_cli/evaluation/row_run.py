@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.system.jsonl import Journal
+from esa_cli.system.jsonl import ResultsFile
 
 SAME_FIELDS = ("record", "document", "settings", "reading")
 """Fields in which a row of an earlier run must be equal to a new row."""
@@ -33,10 +33,10 @@ class DocumentQuestions:
     ingest: Callable[[], bool]  # returns False if the document's questions are to be skipped
 
 
-def has_result_row(journal: Journal, question_fields: Mapping[str, Any]) -> bool:
+def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> bool:
     """Says whether the result file already has a row for a question. Raises UsageError: the row
     belongs to another document or to other settings."""
-    row = journal.find_row(question_fields)
+    row = journal.find_row_with_same_key(question_fields)
     if row is None:
         return False
     for name in SAME_FIELDS:
@@ -51,7 +51,7 @@ def has_result_row(journal: Journal, question_fields: Mapping[str, Any]) -> bool
 
 
 def ask_unanswered_questions(
-    documents: Iterable[DocumentQuestions], journal: Journal, *, deadline: float | None = None,
+    documents: Iterable[DocumentQuestions], journal: ResultsFile, *, deadline: float | None = None,
     on_result_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
     Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip

@@ -74,7 +74,7 @@ class ReceivedAttention:
             kept[step.start] = self.rows.get_row_range(first, step.start).clone()
             self.before_chunks = dict([*kept.items()][-KEPT_CHUNKS:])
         self.answering = step.decoding
-        for at, view in self.rows.get_blocks(first, stop, TOKENS_ADDED_AT_ONCE):
+        for at, view in self.rows.iterate_row_blocks(first, stop, TOKENS_ADDED_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class ReceivedAttention:
         self.answering = False
         if (before := self.before_chunks.get(length)) is not None:
             first = length - before.shape[0]
-            for at, view in self.rows.get_blocks(first, length, TOKENS_ADDED_AT_ONCE):
+            for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
@@ -165,7 +165,7 @@ class InfLLMSelector(Selector):
         options = (step, self.block, heads * dim, average_block_keys)
         rows = keys.extend_cache(*options, lookahead=step.local)
         scores = []
-        for _, block in rows.get_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
+        for _, block in rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
             by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)

@@ -150,7 +150,7 @@ class QuestSelector(Selector):
             pages = page_extremes.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in page_extremes.get_blocks(
+        for first, rows in page_extremes.iterate_row_blocks(
             0, whole, choose_tokens_per_block(heads * chunk)
         ):
             yield first, bound_page_logits(rows)
@@ -257,7 +257,7 @@ class LokiSelector(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ directions
-        for at, rows in projected_keys.get_blocks(
+        for at, rows in projected_keys.iterate_row_blocks(
             0, step.middle, choose_tokens_per_block(heads * chunk)
         ):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)

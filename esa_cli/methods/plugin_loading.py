@@ -28,7 +28,7 @@ from esa_cli.methods import (  # noqa: F401
     streaming,
     voting,
 )
-from esa_cli.system.registry import PLUGIN_PREFIX, list_entries_of_origin, remove_entries_of_origin
+from esa_cli.system.registry import PLUGIN_PREFIX, list_entries_of_module, remove_entries_of_module
 
 
 @cache
@@ -56,8 +56,8 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         hint = "check the path of the plugin file, or make one with `esa plugins new`"
         raise PluginError(f"no plugin file {path}", hint)
     key = str(path.resolve())
-    if list_entries_of_origin(key):
-        return list_entries_of_origin(key)
+    if list_entries_of_module(key):
+        return list_entries_of_module(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -68,13 +68,13 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-        if not list_entries_of_origin(key):
+        if not list_entries_of_module(key):
             raise PluginError(
                 f"plugin {path} registers nothing",
                 'decorate a class with @register("selector", "name"), or a function with @recipe',
             )
     except BaseException as error:
-        remove_entries_of_origin(key)
+        remove_entries_of_module(key)
         sys.modules.pop(module_name, None)
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
@@ -82,7 +82,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
             f"plugin {path} does not run: {describe_error(error)}",
             f"run `esa plugins check {path}` for details",
         ) from error
-    return list_entries_of_origin(key)
+    return list_entries_of_module(key)
 
 
 def describe_error(error: BaseException) -> str:

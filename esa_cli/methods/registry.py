@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError, UsageError
-from esa_cli.system.registry import Registry, find_origin_of_definition, suggest_name
+from esa_cli.system.registry import PluginRegistry, get_defining_module, suggest_name
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -50,7 +50,7 @@ class RegisteredClass(NamedTuple):
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
-PARTS: dict[str, Registry[RegisteredClass]] = {kind: Registry(kind) for kind in KINDS}
+PARTS: dict[str, PluginRegistry[RegisteredClass]] = {kind: PluginRegistry(kind) for kind in KINDS}
 
 
 def register(
@@ -96,7 +96,7 @@ def list_class_names(kind: str) -> list[str]:
 
 def find_origin_file(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered the class `name` of a kind."""
-    return PARTS[kind].find_origin(name)
+    return PARTS[kind].find_module(name)
 
 
 def list_registered_classes() -> list[RegisteredClass]:
@@ -210,7 +210,7 @@ class MethodRecipe:
     origin: str
 
 
-RECIPES: Registry[MethodRecipe] = Registry("method")
+RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
 
 
 def recipe(
@@ -222,7 +222,7 @@ def recipe(
 
     def register_settings_function(settings: Settings) -> Settings:
         whole = MethodRecipe(
-            name, about, source, cost, settings, full, find_origin_of_definition(settings)
+            name, about, source, cost, settings, full, get_defining_module(settings)
         )
         RECIPES.add(name, whole, settings)
         return settings

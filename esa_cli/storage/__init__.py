@@ -8,14 +8,14 @@ CACHES = ("auto", "device", "host", "disk")
 """The places for a KV cache from which the option --cache chooses."""
 
 
-def refuse_unknown_cache_name(cache: str) -> None:
-    """Raises UsageError if `cache` is no value of the option --cache."""
-    if cache not in CACHES:
-        raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
+def refuse_unknown_cache_name(cache_name: str) -> None:
+    """Raises UsageError if `cache_name` is no value of the option --cache."""
+    if cache_name not in CACHES:
+        raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache_name}'")
 
 
-def refuse_disk_cache_outside_library(cache: str) -> None:
-    """Raises UsageError if `cache` is "disk" for a document that is not stored in the library."""
-    if cache == "disk":
+def refuse_disk_cache_outside_library(cache_name: str) -> None:
+    """Raises UsageError if `cache_name` is "disk", for a document that no library stores."""
+    if cache_name == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"
         raise UsageError(message, "use --cache auto or --cache host for unstored documents")

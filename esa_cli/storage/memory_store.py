@@ -1,11 +1,11 @@
 """Keeps the KV caches of documents in memory, and concatenates the KV caches of several documents.
 
-A token's keys and values of all G key/value heads are one contiguous row, so that a selected token
-is fetched by one memory access. No token is ever evicted from a KV cache. Keys are stored before
-rotary position encoding, so the KV caches of several documents can be concatenated as if the
-documents had been prefilled in one sequence. The tokens of a question and its answer are appended
-to the concatenated KV cache. If a KV cache does not fit on a GPU, keys and values may be in host
-memory, while reduced keys stay on the GPU; selected keys and values are then copied to the GPU."""
+A token's keys and values of all heads are one contiguous row, so that a selected token is fetched
+by one memory access. No token is ever evicted from a KV cache. Keys are stored before rotary
+position encoding, so the KV caches of several documents can be concatenated as if the documents had
+been prefilled in one sequence. The tokens of a question and its answer are appended to the
+concatenated KV cache. If a KV cache does not fit on a GPU, its keys and values are kept in host
+memory, and those of selected tokens are copied to the GPU. Reduced keys stay on the GPU."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RESERVE = 2048
 """Number of rows that a GPU reserves after a document for questions and answers."""
 
 
-def has_own_memory(device: torch.device) -> bool:
+def has_separate_memory(device: torch.device) -> bool:
     """Whether a torch device, such as a GPU, has memory separate from the CPU's."""
     return device.type == "cuda"
 
 
 def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
-    """Returns consecutive indices as a slice, so that indexing copies nothing, others as a list."""
+    """Returns consecutive indices as a slice, by which indexing copies nothing, or else a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
 
@@ -44,9 +44,9 @@ def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], first_row: int, end_row: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides a range of rows of a matrix that is stored in several parts, and yields each part's
-    index, and the first and the end row of the range, counted within the part.
-    `part_starts` has the first row of each part, followed by the number of all rows."""
+    """Yields (part index, first row in the part, end row in the part) for each part of a matrix
+    that a range of rows overlaps. `part_starts` lists the first row of each part and then, as the
+    last number, how many rows the matrix has."""
     while first_row < end_row:
         part = bisect_right(part_starts, first_row) - 1
         end_in_part = min(end_row, part_starts[part + 1])
@@ -55,9 +55,9 @@ def divide_range(
 
 
 def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
-    """Divides K ascending positions of tokens that are stored in several parts, and yields each
-    part's index and the slice of `positions` (K,) that the part has, unless the slice is empty.
-    `part_starts` has the first position of each part, followed by the number of all tokens."""
+    """Divides ascending positions of tokens by the part of a KV cache that stores the token, and
+    yields (part index, slice of `positions`) for each part that stores any of the tokens.
+    `part_starts` lists each part's first position and then how many tokens the KV cache has."""
     edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
@@ -65,14 +65,14 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 
 
 class GrowingRowMatrix:
-    """A matrix of `width` columns to which rows are appended. On the CPU, a GrowingRowMatrix is a
-    list of segments, which are never copied, so a document never needs twice its memory. On a GPU,
-    a GrowingRowMatrix is one segment, which is copied into a longer segment when it is full."""
+    """A matrix of `width` columns to which rows are appended. On the CPU, the rows are stored in
+    several tensors (segments), which are never copied, so a document never needs twice its memory.
+    On a GPU, all rows are in one tensor; a full tensor is copied into a longer tensor."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
         self.length = self._expected = 0
-        self._whole = has_own_memory(device)  # finding a row's segment would synchronise
+        self._whole = has_separate_memory(device)  # finding a row's segment would synchronise
         self._segments: list[Tensor] = []
         self._starts: list[int] = []
 
@@ -90,7 +90,7 @@ class GrowingRowMatrix:
         """Sets the final number of rows, for which the matrix allocates memory on a GPU."""
         self._expected = row_count
 
-    def _allocate_rows(self, row_count: int) -> None:
+    def _ensure_row_capacity(self, row_count: int) -> None:
         if self._whole and self.row_capacity < row_count:
             rows, old_count = self._expected or FIRST_SEGMENT, self.row_capacity
             if old_count:
@@ -111,34 +111,36 @@ class GrowingRowMatrix:
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
     def _iterate_segment_views(self, first_row: int, end_row: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields, for each segment, a view of the rows [first, end) and its first row's number."""
+        """Yields (number of the first row, view of the rows) for each segment of a row range."""
         for part, low, high in divide_range([*self._starts, self.row_capacity], first_row, end_row):
             yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
     def append_rows(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._allocate_rows(self.length + count)
+        self._ensure_row_capacity(self.length + count)
         for at, view in self._iterate_segment_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def get_row_range(self, first_row: int, end_row: int) -> Tensor:
-        """Returns a range of rows: a view if one segment has the whole range, else a copy."""
+        """Returns a range of rows, as a view if one segment has the whole range, else as a copy."""
         views = [view for _, view in self._iterate_segment_views(first_row, end_row)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
-    def get_blocks(self, first: int, end: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields views of up to `max_rows` of the rows [first, end), and each view's first row."""
-        for at, view in self._iterate_segment_views(first, end):
+    def iterate_row_blocks(
+        self, first_row: int, end_row: int, max_rows: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (number of the first row, view of up to `max_rows` rows) for a range of rows."""
+        for at, view in self._iterate_segment_views(first_row, end_row):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
     def gather_rows(self, row_numbers: Tensor) -> Tensor:
-        """Returns a copy (K, width) of the K rows with the ascending numbers `row_numbers` (K,)."""
+        """Returns copies of the rows with the given ascending numbers."""
         if len(self._segments) == 1 and row_numbers.numel():
             return self._segments[0].index_select(0, row_numbers)
         out = torch.empty(row_numbers.shape[0], self.width, dtype=self.dtype, device=self.device)
@@ -147,7 +149,6 @@ class GrowingRowMatrix:
         return out
 
     def copy_rows_from(self, first_row: int) -> GrowingRowMatrix:
-        """Returns a new matrix with copies of the rows from `first_row` on."""
         rest = GrowingRowMatrix(self.width, self.dtype, self.device)
         rest.set_expected_row_count(self._expected)
         rest.append_rows(self.get_row_range(first_row, self.length))
@@ -159,15 +160,15 @@ class GrowingRowMatrix:
 
 
 def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
-    """Splits the rows of n tokens into keys and values, each (G, n, D). Rows are (n, 2 * G * D), or
-    (n, G * D) if keys and values are the same numbers (`shared`)."""
+    """Splits rows, each of which has a token's keys and then its values, into keys and values of
+    the shape (heads, tokens, head dimension). If `shared` is true, the keys are also the values."""
     parts = 1 if shared else 2
     both = rows.view(rows.shape[0], parts, heads, rows.shape[1] // (parts * heads))
     return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
 
 
 class MemoryKVStore:
-    """The keys, values and reduced keys of N tokens in one layer, in memory.
+    """The keys, values and reduced keys of all tokens in one layer, kept in memory.
 
     Args:
         heads: number of key/value heads. dim: dimension of a head.
@@ -213,7 +214,7 @@ class MemoryKVStore:
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        for at, rows in self._rows.get_blocks(start, stop, max_tokens):
+        for at, rows in self._rows.iterate_row_blocks(start, stop, max_tokens):
             keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
@@ -232,7 +233,7 @@ class MemoryKVStore:
         self, start: int, stop: int, max_tokens: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert self._features is not None, "the store must have reduced keys"
-        yield from self._features.get_blocks(start, stop, max_tokens)
+        yield from self._features.iterate_row_blocks(start, stop, max_tokens)
 
     def crop(self, negative_count: int) -> None:
         length = len(self) + negative_count
@@ -241,7 +242,7 @@ class MemoryKVStore:
         self._rows.truncate_rows(length)  # last: `len` shows whether the crop was interrupted
 
     def read_first_tokens(self, token_count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the keys and values (n, width) and reduced keys (n, R) of the first n tokens."""
+        """Returns the first tokens' keys and values, one row per token, and reduced keys."""
         features = self._features.get_row_range(0, token_count) if self._features else None
         return self._rows.get_row_range(0, token_count), features
 
@@ -253,7 +254,7 @@ class MemoryKVStore:
 
 
 class KVStoreSlice(NamedTuple):
-    """A part of a KV cache of one layer: the keys and values of the tokens [low, high)."""
+    """The keys and values of the tokens `low` to `high` - 1 in the KV cache of one layer."""
 
     store: KVStore
     low: int
@@ -262,12 +263,12 @@ class KVStoreSlice(NamedTuple):
 
 def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
     """Raises TypeError: a KV cache on disk has this function as its methods that change tokens."""
-    raise TypeError("a stored KV cache cannot be changed; append tokens to an AppendableStoreChain")
+    raise TypeError("a stored KV cache cannot be changed; append to an AppendableKVStoreChain")
 
 
 class KVStoreChain:
-    """A read-only concatenation of parts of several KV caches of one layer. `shape_store` is any
-    store with the same number of heads and the same head dimension."""
+    """A read-only concatenation of parts of several KV caches of one layer. `shape_store` says the
+    number of heads and the head dimension, even if there are no parts."""
 
     def __init__(self, parts: Sequence[KVStoreSlice], shape_store: KVStore) -> None:
         self.heads, self.dim, self.shared = shape_store.heads, shape_store.dim, shape_store.shared
@@ -300,8 +301,8 @@ class KVStoreChain:
     def _divide_range_by_store(
         self, start: int, stop: int
     ) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Divides a range of tokens of the chain by store, and yields each part's position in the
-        chain, its store, and its first and end token in the store."""
+        """Yields (first position in the chain, store, first token in the store, end token in the
+        store) for each store that a range of positions in the chain overlaps."""
         slices, edges = self._list_slices(), self._compute_slice_starts()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
@@ -350,7 +351,7 @@ class KVStoreChain:
     append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
-class AppendableStoreChain(KVStoreChain):
+class AppendableKVStoreChain(KVStoreChain):
     """A concatenation of parts of KV caches, with a store in memory to append new tokens to."""
 
     def __init__(self, parts: Sequence[KVStoreSlice], tail: MemoryKVStore) -> None:
@@ -361,32 +362,32 @@ class AppendableStoreChain(KVStoreChain):
         return [*self._parts, KVStoreSlice(self.tail, 0, len(self.tail))]
 
     @property
-    def tail_start_position(self) -> int:
-        """Position behind the read-only slices, at which the appended tokens begin."""
+    def first_appended_position(self) -> int:
+        """The position in the chain of the first appended token."""
         return self._starts[-1]
 
     def __len__(self) -> int:
-        return self.tail_start_position + len(self.tail)
+        return self.first_appended_position + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        assert self.reduced_key_count >= self.tail_start_position, (
+        assert self.reduced_key_count >= self.first_appended_position, (
             "all parts must have reduced keys"
         )
         self.tail.append_reduced_keys(reduced_keys)
 
-    def replace_first_tail_tokens(self, read_only_store: KVStore) -> None:
+    def replace_first_appended_tokens(self, read_only_store: KVStore) -> None:
         """Replaces the first appended tokens, in memory, by a read-only store of these tokens."""
         self._append_store_slice(KVStoreSlice(read_only_store, 0, len(read_only_store)))
         self.tail.drop_first_tokens(len(read_only_store))
 
     def crop(self, negative_count: int) -> None:
-        if -negative_count > len(self.tail):
-            raise ValueError(
-                f"at most {len(self.tail)} appended tokens can be removed, got {-negative_count}"
-            )
+        removed_count, appended_count = -negative_count, len(self.tail)
+        if removed_count > appended_count:
+            message = f"at most {appended_count} appended tokens can be removed"
+            raise ValueError(f"{message}, got {removed_count}")
         self.tail.crop(negative_count)
 
 
@@ -415,7 +416,7 @@ def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates the KV caches of several documents for one question, and returns the token ids,
-    and each layer's store and projection; only the first document keeps its prompt's tokens."""
+    and each layer's store and projection. Only the first document keeps its prompt's tokens."""
     ids = list(documents[0].ids)
     for document in documents[1:]:
         ids += document.ids[document.head :]
@@ -429,7 +430,7 @@ def concatenate_documents(
         keys, _ = first.span(0, 1)
         tail = MemoryKVStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
         tail.set_expected_token_count(RESERVE)
-        stores.append(AppendableStoreChain(parts, tail))
+        stores.append(AppendableKVStoreChain(parts, tail))
         fitted = [document.projections[layer] for document in documents]
         # Questions follow the last document, and are reduced by its projection.
         projections.append(None if any(one is None for one in fitted) else fitted[-1])

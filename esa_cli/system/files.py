@@ -30,7 +30,7 @@ def resolve_links(path: Path | str) -> str:
         return os.path.abspath(path)
 
 
-def resolve_links_of_folders(path: Path | str) -> str:
+def resolve_folder_links(path: Path | str) -> str:
     """Returns the absolute path, with symbolic links of its folders resolved, not of the file."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(resolve_links(folder), name)
@@ -46,7 +46,7 @@ def compute_file_stamp(path: Path | str) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
-def _get_error_number(error: Exception) -> int | None:
+def _get_os_error_number(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors gives it
@@ -55,7 +55,7 @@ def _get_error_number(error: Exception) -> int | None:
 
 def is_disk_full(error: Exception) -> bool:
     """Returns True if `error` says that the disk is full, or a quota or size limit exceeded."""
-    return _get_error_number(error) in NO_ROOM
+    return _get_os_error_number(error) in NO_ROOM
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def convert_writing_errors(
     except BrokenPipeError:  # a callback wrote to a closed pipe
         raise
     except (OSError, also_caught) as error:
-        number = _get_error_number(error)
+        number = _get_os_error_number(error)
         reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)
         message = f"{target} cannot be written: {reason}"
         if isinstance(target, str):
@@ -143,7 +143,7 @@ def lock_file_for_writing(path: Path) -> Iterator[None]:
             lock.release()
 
 
-def wait_between_polls() -> Iterator[None]:
+def iterate_at_poll_intervals() -> Iterator[None]:
     """Waits `POLL_S` seconds before each iteration, in which callers look for changed files."""
     while True:
         time.sleep(POLL_S)

@@ -35,7 +35,7 @@ class JsonLinesFile(ABC):
     def _load_rows(self, path: Path) -> None:
         """Loads the JSON objects of the file. Raises UsageError: another program wrote the file."""
 
-    def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
+    def _rewrite_file_before_unlocking(self, path: Path) -> None:  # noqa: B027
         """Runs before a closed file is unlocked, so that subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class JsonLinesFile(ABC):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(lock_file_for_writing(self.path))
                 self._load_rows(self.path)
-                opened.callback(self._rewrite_before_unlocking, self.path)
+                opened.callback(self._rewrite_file_before_unlocking, self.path)
                 _complete_or_remove_last_line(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
@@ -66,7 +66,7 @@ class JsonLinesFile(ABC):
         return convert_writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
-class Journal(JsonLinesFile):
+class ResultsFile(JsonLinesFile):
     """Keeps the result rows (JSON objects) of one measurement, in memory and in a file.
 
     Args:
@@ -99,10 +99,10 @@ class Journal(JsonLinesFile):
         """Returns the last result row of each key, ordered by where the key first occurs."""
         return list(self._done.values())
 
-    def add_shard_rows(self, paths: Iterable[Path]) -> None:
-        """Adds rows from journals of other shards, except rows whose key this journal has; opening
-        this journal writes the added rows to its file. Raises UsageError, DocumentError: a file of
-        `paths` cannot be used, as for the journal's own file."""
+    def load_rows_of_other_shards(self, paths: Iterable[Path]) -> None:
+        """Adds the rows of other shards' results files, except rows whose key is known. The added
+        rows are written when this file is opened. Raises UsageError, DocumentError: a file of
+        `paths` cannot be read, or has other settings."""
         for path in paths:
             self._joined |= {
                 key: row for key, row in self._read_rows(path) if key not in self._done
@@ -122,8 +122,8 @@ class Journal(JsonLinesFile):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields the key and contents of each row of a journal file, and checks its headers."""
-        check_first_field_name(path, next(iter(self.header)))
+        """Yields the key and contents of each row of a results file, and checks its headers."""
+        refuse_other_first_field(path, next(iter(self.header)))
         for number, row in enumerate(read_json_lines(path), 1):
             if "command" in row:
                 self._refuse_changed_settings(path, row)
@@ -149,7 +149,7 @@ class Journal(JsonLinesFile):
     def _make_row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key_fields)
 
-    def find_row(self, row: Row) -> dict[str, Any] | None:
+    def find_row_with_same_key(self, row: Row) -> dict[str, Any] | None:
         return self._done.get(self._make_row_key(row))
 
     def add_row(self, row: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Journal(JsonLinesFile):
         self.append(row)
 
 
-class OrderedJsonLinesFile(JsonLinesFile):
+class AnswersFile(JsonLinesFile):
     """An answers file, in which the fields "id" and "key" of a row (a JSON object) say which
     question the row answers. Rows are written as answers arrive, and sorted in the order of the
     questions when the file is closed or opened again. A "key" may be `Q.D`, where Q stands for a
@@ -206,7 +206,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         if list(self._rows.values()) != rows:
             _rewrite_file(path, self._rows.values())
 
-    def _rewrite_before_unlocking(self, path: Path) -> None:
+    def _rewrite_file_before_unlocking(self, path: Path) -> None:
         """Sorts answers in the order of the questions, if the disk has space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
@@ -214,7 +214,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
 
     def read_result_rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
-        check_first_field_name(path, "id")
+        refuse_other_first_field(path, "id")
         try:
             yield from read_json_lines(path)
         except DocumentError as error:
@@ -275,7 +275,7 @@ def _parse_json_line(json_line: bytes) -> Any:
         return None
 
 
-def check_first_field_name(path: Path, field_name: str) -> None:
+def refuse_other_first_field(path: Path, field_name: str) -> None:
     """Raises UsageError if the first field of a file's first row is not called `field_name`. A
     missing file and an unfinished first row are allowed."""
     begin = f"{{{json.dumps(field_name)}: ".encode()

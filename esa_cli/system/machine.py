@@ -66,7 +66,7 @@ def measure_available_memory(device: str = "cpu") -> int:
 
 
 def measure_peak_memory(device: str = "cpu") -> int:
-    """Returns this process's peak memory in bytes, of all GPUs if `device` is a GPU, else RAM."""
+    """Returns this process's peak memory in bytes: of all GPUs if `device` is one, else of RAM."""
     if device.startswith("cuda"):
         import torch
 

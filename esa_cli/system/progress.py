@@ -38,7 +38,7 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
     return call_all_callbacks
 
 
-class OnWaitCallback:
+class IngestWaitCallback:
     """A callback that is called repeatedly while another process ingests a document. The first call
     runs `on_first_call`; every call tells `progress` that 0 of `token_count` tokens are done."""
 

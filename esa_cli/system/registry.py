@@ -1,5 +1,5 @@
-"""Registers selectors, recipes, readers and other parts by name, one table for each kind of part,
-and records which module or plugin file defines each part."""
+"""Registers selectors, scores, document readers and whole methods by name, and records which module
+or plugin file defines each of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 PLUGIN_PREFIX = "esa_plugin_"
 """The prefix of the module names of plugin files; the path of such a file is its origin."""
 
-_REGISTRIES: list[Registry[Any]] = []
+_REGISTRIES: list[PluginRegistry[Any]] = []
 
 
-class RegistryEntry(NamedTuple, Generic[T]):
+class PluginRegistryEntry(NamedTuple, Generic[T]):
     """A registered value, the module or plugin file that defines it, and its qualified name."""
 
     value: T
@@ -26,12 +26,12 @@ class RegistryEntry(NamedTuple, Generic[T]):
     qualname: str
 
 
-class Registry(Generic[T]):
-    """A table from names to values of one kind of part, such as "selector" or "reader"."""
+class PluginRegistry(Generic[T]):
+    """A table of the classes or functions of one kind, such as "selector" or "reader", by name."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._entries: dict[str, RegistryEntry[T]] = {}
+        self._entries: dict[str, PluginRegistryEntry[T]] = {}
         _REGISTRIES.append(self)
 
     def __contains__(self, name: str) -> bool:
@@ -46,7 +46,7 @@ class Registry(Generic[T]):
     def add(self, name: str, value: T, class_or_function: object) -> None:
         """Registers `value` under `name`; the same class or function may register again, as on
         reloading a module. Raises PluginError: another class or function uses the name."""
-        origin = find_origin_of_definition(class_or_function)
+        origin = get_defining_module(class_or_function)
         qualname = str(getattr(class_or_function, "__qualname__", name))
         taken = self._entries.get(name)
         if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
@@ -54,14 +54,14 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} is already registered by {taken.origin}",
                 "choose another name",
             )
-        self._entries[name] = RegistryEntry(value, origin, qualname)
+        self._entries[name] = PluginRegistryEntry(value, origin, qualname)
 
-    def find_origin(self, name: str) -> str:
+    def find_module(self, name: str) -> str:
         """Returns the module, or the path of the plugin file, that registered the name."""
         return self._entries[name].origin
 
 
-def find_origin_of_definition(class_or_function: object) -> str:
+def get_defining_module(class_or_function: object) -> str:
     """Returns the module, or the path of the plugin file, that defines a class or function."""
     module = str(getattr(class_or_function, "__module__", ""))
     if module.startswith(PLUGIN_PREFIX):
@@ -69,21 +69,21 @@ def find_origin_of_definition(class_or_function: object) -> str:
     return module
 
 
-def list_entries_of_origin(origin: str) -> list[tuple[str, str]]:
+def list_entries_of_module(module_or_file: str) -> list[tuple[str, str]]:
     """Returns the (kind, name) pairs of all entries that a module or plugin file registered."""
-    return [(r.kind, name) for r in _REGISTRIES for name in r if r.find_origin(name) == origin]
+    pairs = [(registry, name) for registry in _REGISTRIES for name in registry]
+    return [(one.kind, name) for one, name in pairs if one.find_module(name) == module_or_file]
 
 
-def remove_entries_of_origin(origin: str) -> None:
-    """Removes all entries that a module or plugin file registered."""
+def remove_entries_of_module(module_or_file: str) -> None:
     for registry in _REGISTRIES:
-        for name in [name for name in registry if registry.find_origin(name) == origin]:
+        for name in [name for name in registry if registry.find_module(name) == module_or_file]:
             del registry._entries[name]
 
 
 def suggest_name(unknown_name: str, known_names: Iterable[str], prefix: str = "") -> str:
-    """Returns a hint for an unknown name: 'did you mean X?' with `prefix` and the most similar
-    known name; or else a list of all known names, or of the three nearest."""
+    """Returns a hint for an unknown name: 'did you mean X?' if a known name is similar, or else a
+    list of known names."""
     names = sorted(known_names)
     close = difflib.get_close_matches(unknown_name, names, n=1)
     if close:

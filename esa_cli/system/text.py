@@ -122,15 +122,15 @@ def _make_cached_stemmer(language: str) -> Any:
 
 
 @cache
-def _find_stop_words(language: str) -> frozenset[str]:
+def _load_stop_words(language: str) -> frozenset[str]:
     return frozenset(map(_normalise_without_accents, load_function_words()[language]))
 
 
 @cache
-def _map_words_to_languages() -> dict[str, list[str]]:
+def _map_stop_words_to_languages() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for language in load_function_words():
-        for word in _find_stop_words(language):
+        for word in _load_stop_words(language):
             out.setdefault(word, []).append(language)
     return out
 
@@ -163,9 +163,9 @@ def _normalise_without_accents(word: str) -> str:
     return _remove_accents(_normalise_word(word))
 
 
-def _unify_signs_and_choose_pattern(text: str) -> tuple[str, re.Pattern[str]]:
-    """Returns the text with ASCII apostrophes, and with spaces for underscores, in the same length;
-    and the regular expression that finds runs of letters and apostrophes in the text."""
+def _prepare_word_search(text: str) -> tuple[str, re.Pattern[str]]:
+    """Returns the text with ASCII apostrophes, and spaces in place of underscores, and the regular
+    expression that finds runs of letters and apostrophes in the returned text."""
     if text.isascii():
         return text, _RUN_OF_ASCII
     for sign in _APOSTROPHES:
@@ -190,7 +190,7 @@ class _ContentWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
 
 
 @cache
-def _get_words_cache(language: str) -> _ContentWordsCache:
+def _get_content_words_cache(language: str) -> _ContentWordsCache:
     return _ContentWordsCache(language)
 
 
@@ -236,7 +236,7 @@ def _list_stems_of_word(word: str, language: str) -> Iterable[str]:
     questions with and without accents find the word; frequent words have no stem."""
     folded = _normalise_word(word)
     plain = _remove_accents(folded)
-    if not plain or plain in _find_stop_words(language):
+    if not plain or plain in _load_stop_words(language):
         return ()
     stem = _make_cached_stemmer(language)
     if stem is None:
@@ -250,9 +250,9 @@ def detect_language(text: str) -> str:
     do not clearly belong to another language."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
-    sample, pattern = _unify_signs_and_choose_pattern(sample)
+    sample, pattern = _prepare_word_search(sample)
     counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
-    votes, known = Counter[str](), _map_words_to_languages()
+    votes, known = Counter[str](), _map_stop_words_to_languages()
     for word, count in counts.items():
         for language in known.get(_normalise_without_accents(word), ()):
             votes[language] += count
@@ -264,7 +264,7 @@ def detect_language(text: str) -> str:
 def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of `text`, in text order. A word
     with accents may have two stems, one after the other."""
-    (text, pattern), terms = _unify_signs_and_choose_pattern(text), _get_words_cache(language)
+    (text, pattern), terms = _prepare_word_search(text), _get_content_words_cache(language)
     for run in pattern.finditer(text):
         start = run.start()
         for first, end, stem in terms[run[0]]:
@@ -273,7 +273,7 @@ def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[i
 
 def find_content_words(text: str, language: str = ENGLISH) -> list[str]:
     """Returns the stems of the content words of `text`, in text order."""
-    (text, pattern), terms = _unify_signs_and_choose_pattern(text), _get_words_cache(language)
+    (text, pattern), terms = _prepare_word_search(text), _get_content_words_cache(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 

@@ -21,7 +21,7 @@ from fake_asker import FakeAsker
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
-from esa_cli.system.jsonl import OrderedJsonLinesFile
+from esa_cli.system.jsonl import AnswersFile
 
 Write = Callable[..., Path]
 
@@ -61,7 +61,7 @@ def go(
     retry: bool = False,
     default: tuple[str, ...] = (),
     **settings: Any,
-) -> OrderedJsonLinesFile:
+) -> AnswersFile:
     questions = batch.read_questions_file(path, default, settings)
     with batch.open_answers_file(out, questions, retry) as answers:
         batch.answer_batch_questions(asker, questions, answers, {"evidence": 2}, limit=limit)

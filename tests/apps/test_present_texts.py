@@ -148,7 +148,7 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     words = form in ("words", "both")
     pruned = run("ingest", "--words", "town", "--prune") if words else run("library", "prune")
     assert pruned.code == 0
-    assert Library().separate_former_documents().former == []
+    assert Library().list_present_and_former().former == []
     check(run, "")
 
 

@@ -66,8 +66,8 @@ def test_one_child_reads_all_and_is_replaced_when_it_is_gone() -> None:
     child._process.wait()
     assert "Ada" in readers.extract_text(PDF, "c.pdf").text
     assert [child] != reading_process._CHILD
-    reading_process.stop_child_process()
-    reading_process.stop_child_process()
+    reading_process.stop_document_reader_process()
+    reading_process.stop_document_reader_process()
     assert child.is_usable is False
 
 

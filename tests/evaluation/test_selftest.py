@@ -32,7 +32,7 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import Preset, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
-from esa_cli.system.jsonl import Journal
+from esa_cli.system.jsonl import ResultsFile
 
 pytestmark = pytest.mark.usefixtures("short_answers")
 TINY = load_preset("tiny-random")
@@ -68,7 +68,7 @@ def engine(
     hay: Haystack | None = None,
     **how: Any,
 ) -> SelftestRun:
-    journal = Journal(path, {"command": "test"}, fixed_fields=(), key_fields=KEY)
+    journal = ResultsFile(path, {"command": "test"}, fixed_fields=(), key_fields=KEY)
     hay = hay or Haystack.from_chronicle(settings.seed)
     return SelftestRun(loaded, base, settings, hay, journal, Heard(), **how)
 

@@ -28,7 +28,7 @@ from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
-from esa_cli.storage.memory_store import AppendableStoreChain, KVStoreSlice, MemoryKVStore
+from esa_cli.storage.memory_store import AppendableKVStoreChain, KVStoreSlice, MemoryKVStore
 
 pytestmark = pytest.mark.families
 
@@ -165,7 +165,7 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
 
 def stored(
     cache: EsaCache, ids: list[int], path: Path
-) -> tuple[list[AppendableStoreChain], list[dict[str, torch.Tensor]]]:
+) -> tuple[list[AppendableKVStoreChain], list[dict[str, torch.Tensor]]]:
     """The cached rows of all layers, from a library on disk, each with an empty tail; and the
     states of those that keep one."""
     kept = [one.store for one in cache.layer_kv_caches]
@@ -182,7 +182,7 @@ def stored(
         assert isinstance(writer, KVCacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
-        writer.flush_segments(None)
+        writer.write_complete_segments(None)
         entry = writer.finish_document(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
@@ -191,7 +191,7 @@ def stored(
     place = torch.float32, torch.device("cpu")
     tails = [MemoryKVStore(*shape, *place, first.shared) for shape in shapes]
     joined = [
-        AppendableStoreChain([KVStoreSlice(store, 0, len(ids))], tail)
+        AppendableKVStoreChain([KVStoreSlice(store, 0, len(ids))], tail)
         for store, tail in zip(stores, tails, strict=True)
     ]
     return joined, opened.states

@@ -73,7 +73,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     with library.open_catalogue() as catalogue:
         with catalogue.run_transaction():
             catalogue.files.store_record(record)
-        catalogue.save_folder_records("/town")
+        catalogue.save_file_records_of_folder("/town")
     path, draw = library.root / NAME, random.Random(3)
     for _ in range(20 if damage == "flips" else 1):
         data = bytearray(path.read_bytes())
@@ -194,7 +194,7 @@ def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None
                 lost += not catalogue.texts.has_text(digest)
                 with catalogue.run_transaction():
                     catalogue.files.remove_records([record.path])
-                catalogue.drop_unused_texts()
+                catalogue.remove_unused_texts()
         return lost
 
     with ThreadPoolExecutor(4) as pool:

@@ -113,7 +113,7 @@ def row_at(library: Library, layer: int, row: int) -> tuple[Path, int]:
     """Where a row of the first segment stands."""
     entry = library.entries()[0]
     path = library.root / "segments" / f"{entry.segments[0]}.seg"
-    return path, LAYOUT.locate_sections(16)[layer].start + row * LAYOUT.row_bytes
+    return path, LAYOUT.locate_layers(16)[layer].start + row * LAYOUT.row_bytes
 
 
 def test_only_what_is_used_is_checked(kept: Library) -> None:
@@ -144,7 +144,7 @@ def test_good_rows_in_wrong_places_are_found(kept: Library) -> None:
     places, and so do two layers."""
     path, at = row_at(kept, 0, 2)
     data, size = path.read_bytes(), LAYOUT.row_bytes
-    section = LAYOUT.locate_sections(16)[0]
+    section = LAYOUT.locate_layers(16)[0]
     changed = bytearray(data)
     changed[at : at + size], changed[at + size : at + 2 * size] = (
         data[at + size : at + 2 * size],
@@ -196,7 +196,7 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     }
     path = library.root / "segments" / f"{longer.segments[0]}.seg"
     data = bytearray(path.read_bytes())
-    data[LAYOUT.locate_sections(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
+    data[LAYOUT.locate_layers(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
     path.write_bytes(data)
     assert library.verify(longer)
     ingest(library, IDS)

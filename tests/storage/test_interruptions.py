@@ -11,7 +11,7 @@ import torch
 from interruptions import interrupted
 
 from esa_cli import storage
-from esa_cli.storage.memory_store import AppendableStoreChain, KVStoreSlice, MemoryKVStore
+from esa_cli.storage.memory_store import AppendableKVStoreChain, KVStoreSlice, MemoryKVStore
 
 HEADS, DIM, RANK = 2, 4, 3
 CPU = torch.device("cpu")
@@ -33,11 +33,11 @@ def host() -> MemoryKVStore:
     return MemoryKVStore(HEADS, DIM, torch.float32, CPU, on_host=True)
 
 
-def joined() -> AppendableStoreChain:
+def joined() -> AppendableKVStoreChain:
     document = memory()
     document.append(*ROWS[:, :, :20])
     document.append_reduced_keys(FEATURES[:20])
-    return AppendableStoreChain([KVStoreSlice(document, 0, 20)], memory())
+    return AppendableKVStoreChain([KVStoreSlice(document, 0, 20)], memory())
 
 
 def append(store: Any, first: int, last: int) -> None:

@@ -96,7 +96,7 @@ def read(
             if maps is not None:
                 keys = layer.span(layer.reduced_key_count, len(layer))[0]
                 layer.append_reduced_keys(maps.keys(concat_key_heads(keys)))
-        writer.flush_segments(projections, states_of(ids, end, layout))
+        writer.write_complete_segments(projections, states_of(ids, end, layout))
 
 
 def finish(writer: KVCacheWriter, ids: Sequence[int], **more: Any) -> LibraryEntry:

@@ -22,7 +22,7 @@ from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import library as library_file
 from esa_cli.storage.library.disk import MARKER, pack_checksummed_file
-from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
+from esa_cli.storage.library.library_copy import SourceLibrary, pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_tokens
 from esa_cli.storage.library.stored_cache import StoredKVCache
 
@@ -130,7 +130,7 @@ def test_a_copy_that_is_stopped_goes_on(
             assert all(other.verify(entry) == [] for entry in other.entries())
             assert not list(tmp_path.rglob("*.part"))
 
-    assert until_done(lambda patch: stop_after(patch, CopySource, "read_file_chunks", 3), work) > 0
+    assert until_done(lambda p: stop_after(p, SourceLibrary, "read_file_chunks", 3), work) > 0
     assert same(library, other)
 
 
@@ -150,7 +150,7 @@ def test_an_archive_that_is_stopped_leaves_the_one_before(library: Library, tmp_
 
 def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) -> None:
     push_documents(library, folder, library.entries())
-    real = CopySource.read_file_chunks
+    real = SourceLibrary.read_file_chunks
 
     def read_file_chunks(*given: Any) -> Iterator[bytes]:
         for chunk in real(*given):
@@ -158,7 +158,7 @@ def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) ->
             yield chunk
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CopySource, "read_file_chunks", read_file_chunks)
+        patch.setattr(SourceLibrary, "read_file_chunks", read_file_chunks)
         pull_documents(other, folder)
     assert same(library, other)
 

@@ -111,7 +111,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         return places
 
     for tokens in (1, 3, 64):
-        assert [list(section) for section in layout.locate_sections(tokens)] == expected(tokens)
+        assert [list(section) for section in layout.locate_layers(tokens)] == expected(tokens)
     total, count = 0, draw.randint(1, 200)
     left = count
     while left:
@@ -205,7 +205,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        divided = catalogue.load_record_lookup().separate_former_documents(documents)
+        divided = catalogue.load_file_record_lookup().divide_by_presence(documents)
         assert_divided(catalogue, documents, *divided)
 
 
@@ -246,11 +246,11 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     with library.open_writer(KVCacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
         assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 32
-        assert paths.get_claim_path("e" * 40).exists()
+        assert paths.get_segment_claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
         assert set(paths.list_complete_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
-    assert paths.get_claim_path("e" * 40).exists()
+    assert paths.get_segment_claim_path("e" * 40).exists()
     library.prune()
     assert paths.list_all_files() == []

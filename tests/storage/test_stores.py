@@ -17,7 +17,7 @@ from esa_cli.storage.library.document_files import decode_records, encode_rows
 from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 from esa_cli.storage.memory_store import (
     RESERVE,
-    AppendableStoreChain,
+    AppendableKVStoreChain,
     GrowingRowMatrix,
     KVStoreSlice,
     MemoryKVStore,
@@ -55,7 +55,7 @@ class Model:
                 )
                 self.features = torch.cat((self.features[:start], self.features[start + low :]))
                 parts.append(KVStoreSlice(part, low, low + count))
-            self.store = AppendableStoreChain(parts, self.in_memory())
+            self.store = AppendableKVStoreChain(parts, self.in_memory())
         else:
             self.on_disk(draw.choice([16, 40, 5, 70]))
         self.fixed = len(self.store)
@@ -75,7 +75,7 @@ class Model:
         with library.open_writer(KVCacheWriter, key, WITH, ids, layout) as writer:
             assert isinstance(writer, KVCacheWriter)
             self.append(writer.layers[0], count, reduce=True)
-            writer.flush_segments(maps)
+            writer.write_complete_segments(maps)
             entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
         [stored] = StoredKVCache(library.open_document(entry)).open_layer_stores()
         with pytest.raises(TypeError):
@@ -87,7 +87,7 @@ class Model:
             self.keys, self.values = (rows.clone() for rows in stored.span(0, count))
         assert stored.nbytes == count * layout.count_token_bytes(0)
         assert not stored.is_on_device
-        self.store = AppendableStoreChain([KVStoreSlice(stored, 0, count)], self.in_memory())
+        self.store = AppendableKVStoreChain([KVStoreSlice(stored, 0, count)], self.in_memory())
 
     def append(self, store: KVStore, count: int, reduce: bool = False) -> None:
         # Transposed, as the model that runs has them.
@@ -159,7 +159,7 @@ def test_random_operations_match_plain_tensors(
 ) -> None:
     draw = random.Random(f"{kind} {seed}")
     if kind == "joined" and seed % 2:  # as on a GPU
-        monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
+        monkeypatch.setattr(memory_store, "has_separate_memory", lambda device: True)
     model = Model(kind, draw, tmp_path)
     for _ in range(25):
         model.check()
@@ -181,7 +181,7 @@ def filled(count: int) -> GrowingRowMatrix:
 def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
+    monkeypatch.setattr(memory_store, "has_separate_memory", lambda device: True)
     rows = GrowingRowMatrix(3, torch.float32, CPU)
     rows.set_expected_row_count(5000)
     assert rows.row_capacity == 0
@@ -228,7 +228,7 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     plain.append(model.keys, model.values)
     plain.append_reduced_keys(torch.randn(4, RANK))
     for low, reduced in ((3, 1), (5, 0), (0, 4)):
-        joined = AppendableStoreChain([KVStoreSlice(plain, low, 7)], model.in_memory())
+        joined = AppendableKVStoreChain([KVStoreSlice(plain, low, 7)], model.in_memory())
         assert joined.reduced_key_count == reduced
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
         joined.append_reduced_keys(torch.randn(1, RANK))

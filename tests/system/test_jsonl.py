@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, read_json_lines
+from esa_cli.system.jsonl import ResultsFile, read_json_lines
 
 FIELDS: Any = {"fixed_fields": ("settings",), "key_fields": ("test", "question")}
 HEADER = {"command": "esa selftest", "settings": {"seed": 0, "depths": (0.5, 1.0)}}
 
 
-def journal(path: Path | None, header: dict[str, Any] = HEADER) -> Journal:
-    return Journal(path, header, **FIELDS)
+def journal(path: Path | None, header: dict[str, Any] = HEADER) -> ResultsFile:
+    return ResultsFile(path, header, **FIELDS)
 
 
 def row(question: str, score: float = 1.0) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_what_was_kept_twice_counts_once(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with journal(path) as kept:
         assert [line["question"] for line in kept.rows] == ["a", "b"]
-        assert kept.rows[0] == kept.find_row(row("a"))
+        assert kept.rows[0] == kept.find_row_with_same_key(row("a"))
 
 
 def test_only_one_writes_a_file(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_only_one_writes_a_file(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="another esa process is writing"), early:
             pass
     with early:
-        assert early.find_row(row("a")), "what was written since it was opened counts"
+        assert early.find_row_with_same_key(row("a")), "what was written since it was opened counts"
         early.add_row(row("b"))
     assert [line.get("question") for line in read_json_lines(path)] == [None, "a", "b"]
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"], "no lock stays behind"
@@ -102,7 +102,7 @@ def test_a_row_without_what_it_needs_is_named(tmp_path: Path, field: str) -> Non
     lines = [HEADER, row("a"), broken]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(DocumentError, match=f"line 3 is incomplete: it has no '{field}'"):
-        Journal(path, HEADER, **FIELDS)
+        ResultsFile(path, HEADER, **FIELDS)
 
 
 def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
         return "" if isinstance(row["score"], float) else f"{row['score']} is no score"
 
     with pytest.raises(DocumentError, match="line 3 is incomplete: much is no score"):
-        Journal(path, HEADER, **FIELDS, describe_invalid_row=wrong)
+        ResultsFile(path, HEADER, **FIELDS, describe_invalid_row=wrong)

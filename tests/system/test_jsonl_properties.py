@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from properties import expect_one_line
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, OrderedJsonLinesFile, read_json_lines
+from esa_cli.system.jsonl import AnswersFile, ResultsFile, read_json_lines
 
 HEADER = {"command": "selftest", "settings": {"seed": 0}}
 ROWS = [{"question": f"{word} ★", "score": 0.5, "answer": 'a\n"b"'} for word in "abcd"]
@@ -19,21 +19,21 @@ ORDERED = [{"id": n, "key": key, "answer": "ä" * n} for n, key in enumerate(KEY
 PLACES = st.integers(0, 10**6)
 
 
-def journal(path: Path) -> Journal:
-    return Journal(path, HEADER, fixed_fields=["command", "settings"], key_fields=["question"])
+def journal(path: Path) -> ResultsFile:
+    return ResultsFile(path, HEADER, fixed_fields=["command", "settings"], key_fields=["question"])
 
 
 def complete(path: Path) -> list[dict[str, Any]]:
     """Adds the rows that are not there, and reads the file."""
     with journal(path) as rows:
         for row in ROWS:
-            if rows.find_row(row) is None:
+            if rows.find_row_with_same_key(row) is None:
                 rows.add_row(row)
     return list(read_json_lines(path))
 
 
 def complete_ordered(path: Path, order: list[int]) -> list[dict[str, Any]]:
-    with OrderedJsonLinesFile(path, list(zip(KEYS, range(5), strict=True))) as rows:
+    with AnswersFile(path, list(zip(KEYS, range(5), strict=True))) as rows:
         for index in order:
             if not rows.has_row(index):
                 rows.add_row(index, ORDERED[index])

@@ -11,8 +11,8 @@ import re
 from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
-from esa_cli.documents.readers.zip_parts import ZipParts
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.zip_parts import ZipDocument
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
@@ -33,19 +33,19 @@ _ROMAN = (
 
 def read_docx(data: bytes, name: str) -> ExtractedText:
     """Reads the running text of a Word document."""
-    parts, out, missing = ZipParts(data, name), TextBuilder(), []
-    root, etree = parts.parse_xml("word/document.xml"), import_library("lxml.etree", "lxml", name)
+    zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
+    root, etree = zipped.parse_xml("word/document.xml"), import_package("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
-    converter = _WordToHtmlConverter(parts, root)
+    converter = _WordToHtmlConverter(zipped, root)
     out.page = converter.page
     converter.convert_elements_to_html(root)
     write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
-    edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
-    if any(parts.parse_xml(part).find(f".//{W}t") is not None for part in edges):
+    edges = [part for part in zipped.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
+    if any(zipped.parse_xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
-    if comments := len(_find_children(parts.parse_xml_if_any("word/comments.xml"), "comment")):
+    if comments := len(_find_children(zipped.parse_xml_if_any("word/comments.xml"), "comment")):
         missing.append(f"{comments} comments in the margin are left out")
-    if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
+    if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in zipped.names):
         missing.append("charts and diagrams are left out")
     return out.result(missing)
 
@@ -168,10 +168,10 @@ class _WordToHtmlConverter:
     The program that saved a docx may have marked where pages begin; sections may restart the page
     numbers, as on the printed pages. In a docx without page marks, the page is None."""
 
-    def __init__(self, parts: ZipParts, root: Any) -> None:
-        self._styles = _read_paragraph_styles(parts.parse_xml_if_any("word/styles.xml"))
-        self._lists = _WordListNumbering(parts.parse_xml_if_any("word/numbering.xml"))
-        self._notes = {kind: _read_note_texts(parts, kind) for kind in ("footnote", "endnote")}
+    def __init__(self, zipped: ZipDocument, root: Any) -> None:
+        self._styles = _read_paragraph_styles(zipped.parse_xml_if_any("word/styles.xml"))
+        self._lists = _WordListNumbering(zipped.parse_xml_if_any("word/numbering.xml"))
+        self._notes = {kind: _read_note_texts(zipped, kind) for kind in ("footnote", "endnote")}
         self._blank = True  # whether the page is still empty, so that a mark begins no other page
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
@@ -253,10 +253,10 @@ def _read_first_page_number(section: Any) -> int | None:
     return int(start) if start.isdecimal() else None
 
 
-def _read_note_texts(parts: ZipParts, note_kind: str) -> dict[str, str]:
+def _read_note_texts(zipped: ZipDocument, note_kind: str) -> dict[str, str]:
     """Returns the text of every footnote or endnote (`note_kind`) by the note's id in the file."""
     notes = {}
-    for note in _find_children(parts.parse_xml_if_any(f"word/{note_kind}s.xml"), note_kind):
+    for note in _find_children(zipped.parse_xml_if_any(f"word/{note_kind}s.xml"), note_kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())

@@ -1,5 +1,5 @@
-"""Reads EPUB books in reading order. Chapters come from the table of contents, or else from
-headings, and page numbers from the printed book, if the file marks them."""
+"""Reads EPUB books in reading order. Chapters are taken from the table of contents, or else from
+headings. Page numbers are those of the printed book, if the file has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esa_cli.documents.readers.text_builder import (
     label_document,
     make_damage_error,
 )
-from esa_cli.documents.readers.zip_parts import ZipParts
+from esa_cli.documents.readers.zip_parts import ZipDocument
 from esa_cli.errors import DocumentError
 
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
@@ -24,21 +24,21 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 def read_epub(data: bytes, name: str) -> ExtractedText:
     """Reads the pages of an EPUB book in reading order."""
-    parts = ZipParts(data, name)
-    folder, pages, contents = _find_epub_pages(parts, name)
-    encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
+    book = ZipDocument(data, name)
+    folder, pages, contents = _find_epub_pages(book, name)
+    encryption = book.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
         raise DocumentError(
             f"{label_document(name)} is locked (DRM): its text is encrypted",
             "ask the seller for a copy of the book without DRM",
         )
-    chapters = _read_chapter_titles(parts, contents)
+    chapters = _read_chapter_titles(book, contents)
     out, missing = TextBuilder(), []
     for page in pages:
-        markup = parts.read_part(page) if page in parts else b""
+        markup = book.read_file(page) if page in book else b""
         if not markup.strip():
-            why = "has no text" if page in parts else "is named but not in the book"
+            why = "has no text" if page in book else "is named but not in the book"
             missing.append(f"{posixpath.relpath(page, folder)} {why}")
             continue
         titles = chapters.get(page, {})
@@ -49,11 +49,11 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     return out.result(missing)
 
 
-def _find_epub_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
+def _find_epub_pages(book: ZipDocument, name: str) -> tuple[str, list[str], list[str]]:
     """Returns the folder of the package file, the files of the pages in reading order, and the
     files of the tables of contents."""
-    path = parts.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
-    root, folder = parts.parse_xml(path), posixpath.dirname(path)
+    path = book.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
+    root, folder = book.parse_xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}
     contents: list[str] = []
     for item in root.iterfind("{*}manifest/{*}item"):
@@ -69,20 +69,20 @@ def _find_epub_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[s
     pages = dict.fromkeys(file for file, kind in named if kind in _PAGES or (file and not kind))
     if not pages:
         raise make_damage_error(name, "an EPUB book", "it names no pages")
-    return folder or ".", list(pages), [file for file in contents if file in parts]
+    return folder or ".", list(pages), [file for file in contents if file in book]
 
 
 def _resolve_link_in_book(book_folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(book_folder, unquote(href.partition("#")[0])))
 
 
-def _read_chapter_titles(parts: ZipParts, toc_paths: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_chapter_titles(book: ZipDocument, toc_paths: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns chapter titles by file and by the id of an element in the file ("" for its
     beginning), from the first table of contents that has entries."""
     for file in toc_paths:
         chapters: dict[str, dict[str, str]] = {}
         with suppress(Exception):  # a damaged table of contents: headings take its place
-            for href, words in _iterate_table_of_contents(parts.parse_xml(file)):
+            for href, words in _iterate_table_of_contents(book.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
                     target = _resolve_link_in_book(posixpath.dirname(file), href)

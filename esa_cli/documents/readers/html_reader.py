@@ -18,7 +18,7 @@ from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, 
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
-    import_library,
+    import_package,
     replace_unprintable,
 )
 
@@ -72,8 +72,8 @@ def read_html(data: bytes, name: str) -> ExtractedText:
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
-    """Decodes an HTML or XML file by its declared encoding, or else by `decode_text`, which may
-    raise DocumentError; returns the text and the Python name of the encoding."""
+    """Returns the text of an HTML or XML file and the Python name of its encoding, which the file
+    declares or else `decode_text` finds. Raises DocumentError."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
@@ -88,7 +88,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
 
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Parses HTML or, with `xml`, XHTML as browsers do, and returns the root node."""
-    lexbor = import_library("selectolax.lexbor", "selectolax", name)
+    lexbor = import_package("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)

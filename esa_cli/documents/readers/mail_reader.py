@@ -67,7 +67,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
             f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature",
             "open the mail in a mail program, and name a file with its text",
         )
-    writer = _MailParser(name)
+    writer = _MailReader(name)
     writer.write_mail_message(message)
     attached = shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
@@ -76,7 +76,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     return writer.out.result(missing)
 
 
-class _MailParser:
+class _MailReader:
     """Extracts a mail's text, the names of attached files, and notes on `missing` contents."""
 
     def __init__(self, name: str) -> None:
@@ -111,7 +111,7 @@ class _MailParser:
                 self.write_mail_message(inner)
             self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
-            self._write_best_text_form(part)
+            self._write_plain_or_html_form(part)
         elif part.is_multipart():
             for inner in part.iter_parts():
                 self._write_mail_part(inner)
@@ -123,13 +123,13 @@ class _MailParser:
         else:
             self._record_attachment(part)
 
-    def _write_best_text_form(self, part: Any) -> None:
+    def _write_plain_or_html_form(self, part: Any) -> None:
         """Writes the plain form of a mail's text, or the HTML form if it is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
         texts = [leaf for leaf in part.walk() if _is_text_part(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)
         if plain and page:
-            drafts = (_MailParser(self._name)._extract_part_text(form) for form in (plain, page))
+            drafts = (_MailReader(self._name)._extract_part_text(form) for form in (plain, page))
             plain_words, page_words = (len(draft.split()) for draft in drafts)
             best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():

@@ -1,7 +1,7 @@
 """Reads paragraphs, tables, lists and notes of OpenDocument texts (odt); headings become chapters.
 
 The elements of OpenDocument are renamed to HTML elements, whose text the HTML reader extracts.
-Pages are counted by marks that the program which last saved the document left. Comments, headers
+Pages are counted by the page marks of the program that last saved the document. Comments, headers
 and footers are left out and reported as missing."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
-from esa_cli.documents.readers.zip_parts import ZipParts, make_password_error
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.zip_parts import ZipDocument, make_password_error
 
 _MANIFEST = "META-INF/manifest.xml"
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -37,10 +37,10 @@ _NEW_PAGE = f"{_BREAK}[.='page'] | @style:master-page-name[string()]"
 
 def read_odt(data: bytes, name: str) -> ExtractedText:
     """Reads the body of an OpenDocument text."""
-    parts = ZipParts(data, name)
-    if _MANIFEST in parts and b"encryption-data" in parts.read_part(_MANIFEST):
+    zipped = ZipDocument(data, name)
+    if _MANIFEST in zipped and b"encryption-data" in zipped.read_file(_MANIFEST):
         raise make_password_error(name)
-    content, styles = parts.parse_xml("content.xml"), parts.parse_xml_if_any("styles.xml")
+    content, styles = zipped.parse_xml("content.xml"), zipped.parse_xml_if_any("styles.xml")
     [body] = _find_elements(content, "//office:body/office:text")
     out, missing = TextBuilder(), []
     if comments := len(_find_elements(body, "//office:annotation")):
@@ -50,7 +50,7 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
         missing.append("headers and footers are left out")
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
     _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
-    etree = import_library("lxml.etree", "lxml", name)
+    etree = import_package("lxml.etree", "lxml", name)
     write_html_text(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
     return out.result(missing)
 
@@ -82,7 +82,7 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
             titles = _find_elements(element, "svg:title | svg:desc")
             described = " ".join("".join(title.itertext()) for title in titles)
             _replace_content(element, f" [picture: {described}] " if described.strip() else "")
-        breaks = tag in ("text:p", "text:h") and _style_begins_page(style, styles)
+        breaks = tag in ("text:p", "text:h") and _does_style_begin_page(style, styles)
         if out.page and begun and (breaks or tag == "text:soft-page-break"):
             page += 1
             element.set("role", "doc-pagebreak")
@@ -102,7 +102,7 @@ def _replace_content(element: Any, text: str) -> None:
     element.text, element.tail = text, tail
 
 
-def _style_begins_page(style_name: str, styles: dict[str, Any]) -> bool:
+def _does_style_begin_page(style_name: str, styles: dict[str, Any]) -> bool:
     """Returns True if paragraphs of a style, or of the style that it is based on, begin a page."""
     style = styles.get(style_name)
     if style is None:
@@ -110,7 +110,7 @@ def _style_begins_page(style_name: str, styles: dict[str, Any]) -> bool:
     if _find_elements(style, _NEW_PAGE):
         return True
     parent = style.get(f"{{{_SPACES['style']}}}parent-style-name", "")
-    return not _find_elements(style, _BREAK) and _style_begins_page(parent, styles)
+    return not _find_elements(style, _BREAK) and _does_style_begin_page(parent, styles)
 
 
 def _get_style_name(style: Any) -> str:

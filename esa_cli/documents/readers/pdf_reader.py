@@ -15,7 +15,7 @@ from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
     Mark,
-    import_library,
+    import_package,
     label_document,
     make_damage_error,
     replace_unprintable,
@@ -34,7 +34,7 @@ _MAX_LISTED = 12  # pages that a message lists
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
     """Reads all pages of a PDF that have text."""
-    pdfium = import_library("pypdfium2", "pypdfium2", name)
+    pdfium = import_package("pypdfium2", "pypdfium2", name)
     path = "FILE" if name == STDIN else name
     try:
         document = pdfium.PdfDocument(data)
@@ -90,9 +90,9 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     return _join_page_texts(pages, _read_bookmark_titles(document), missing)
 
 
-def tidy_page_texts(pages: Sequence[str]) -> list[str]:
+def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
     """Joins words hyphenated at line ends, replaces bullet codes, and shortens rows of dots."""
-    words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
+    words = Counter(word for page in page_texts for word in re.findall(r"\w[\w-]*", page))
 
     def join_hyphenated_word(hyphenated: re.Match[str]) -> str:
         before, after = hyphenated[1] or "", hyphenated[2]
@@ -102,7 +102,7 @@ def tidy_page_texts(pages: Sequence[str]) -> list[str]:
         return joined if before.isalpha() and after.isalpha() and after.islower() else hyphened
 
     tidied = []
-    for page in pages:
+    for page in page_texts:
         page = page.replace("\r\n", "\n").replace("\r", "\n").translate(_BULLETS)
         page = _LEADERS.sub(" ... ", _CUT_WORD.sub(join_hyphenated_word, page))
         lines = replace_unprintable(page).strip().split("\n")

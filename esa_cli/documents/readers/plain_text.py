@@ -75,7 +75,7 @@ _MIN_FOREIGN = 40
 """Foreign characters, at least, by which an encoding is recognised."""
 
 
-def read_text(data: bytes, name: str) -> ExtractedText:
+def read_plain_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code; only line endings change."""
     text, encoding = decode_text_with_lf(data, name)
     return ExtractedText(text, encoding=encoding)
@@ -174,7 +174,7 @@ def _refuse_binary_document(data: bytes, name: str) -> None:
         )
 
 
-def is_binary_file(head: bytes) -> bool:
+def looks_binary(head: bytes) -> bool:
     """Returns True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False

@@ -1,21 +1,21 @@
 """Reads PowerPoint presentations (pptx) with python-pptx; each slide is a page, its title a
 chapter.
 
-Text of boxes, groups and tables is in the order in which the file stores it, before the notes."""
+The text of boxes, groups and tables keeps the order of the file. The notes of a slide follow it."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
-from esa_cli.documents.readers.zip_parts import ZipParts
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.zip_parts import ZipDocument
 
 
 def read_presentation(data: bytes, name: str) -> ExtractedText:
     """Reads the slides of a presentation in order."""
-    ZipParts(data, name)  # checks the unpacked size
-    pptx = import_library("pptx", "python-pptx", name, extra="office")
+    ZipDocument(data, name)  # checks the unpacked size
+    pptx = import_package("pptx", "python-pptx", name, extra="office")
     out = TextBuilder()
     for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):
         title = slide.shapes.title

@@ -1,8 +1,8 @@
 """Chooses the reader of a document among the built-in readers and those of plugins.
 
-A reader of a binary format is chosen if the content leaves no doubt about the format; otherwise the
-file's name decides, then the content; other files are plain text. The module of a built-in reader
-is imported when the first document needs it."""
+A reader of a binary format is chosen if the content leaves no doubt about the format. For other
+files the name decides, then the content; if neither does, the file is read as plain text. The
+module of a built-in reader is imported when the first document needs it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import ClassVar, Protocol, TypeVar
 
 from esa_cli.documents.readers.text_builder import ExtractedText, make_damage_error
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
-from esa_cli.system.registry import Registry
+from esa_cli.system.registry import PluginRegistry
 
 T = TypeVar("T", bound=type)
-READERS: Registry[type] = Registry("reader")
+READERS: PluginRegistry[type] = PluginRegistry("reader")
 """The readers of plugins; the reader that was registered last is asked first."""
 
 
-class Reader(Protocol):
+class PluginReader(Protocol):
     """A plugin's reader of one document format; `what` is the name of the format in messages.
 
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
@@ -69,7 +69,7 @@ _SOURCE_CODE = (
     ".css", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".c", ".h", ".cpp",
     ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".tex", ".rst", ".svelte",
 )  # fmt: skip
-_TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_text", in_child=False)
+_TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_plain_text", in_child=False)
 BUILT_IN = {
     reader.format: reader
     for reader in (
@@ -109,8 +109,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by its main part, but not by that of an embedded
-    workbook. If the end of the zip is missing, any main part that the bytes name decides."""
+    """Returns the format of a zipped document by the name of its main file; files of an embedded
+    workbook do not count. If the zip is cut off, any such name among the bytes decides."""
     import io
     import zipfile
 
@@ -126,7 +126,7 @@ def _recognise_zip_format(head: bytes) -> str:
     return _MAIN_PARTS[found[0]] if found else ""
 
 
-def _recognise_format(head: bytes) -> str:
+def _recognise_document_format(head: bytes) -> str:
     """Returns the format of a file that begins with `head`, or "" if the content leaves doubt."""
     if head.startswith(b"PK\3\4") and (zipped := _recognise_zip_format(head)):
         return zipped
@@ -142,7 +142,7 @@ def _recognise_format(head: bytes) -> str:
 
 def register(name: str) -> Callable[[T], T]:
     """Returns a class decorator that registers a plugin's reader. Raises PluginError: the class
-    lacks a member of `Reader`, or another reader has the name."""
+    lacks a member of `PluginReader`, or another reader has the name."""
 
     def register_reader_class(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
@@ -160,7 +160,7 @@ def register(name: str) -> Callable[[T], T]:
 
 
 @cache
-def _load_readers_of_packages() -> None:
+def _load_readers_of_installed_packages() -> None:
     for point in entry_points(group="esa.readers"):
         try:
             point.load()
@@ -173,22 +173,22 @@ def _load_readers_of_packages() -> None:
             ) from error
 
 
-def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
+def choose_reader(head: bytes, name: str) -> PluginReader | BuiltInReader:
     """Returns the reader for the document `name` that begins with `head`. Raises PluginError: the
     readers of an installed package do not load."""
-    _load_readers_of_packages()
+    _load_readers_of_installed_packages()
     path = PurePath(name.lower())
-    plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
-    claims: list[Reader | BuiltInReader] = [reader for reader in plugins if reader.sniff(head)]
-    if recognised := BUILT_IN.get(_recognise_format(head)):
+    plugins: list[PluginReader] = [READERS[key]() for key in reversed(list(READERS))]
+    claims: list[PluginReader | BuiltInReader] = [one for one in plugins if one.sniff(head)]
+    if recognised := BUILT_IN.get(_recognise_document_format(head)):
         claims.append(recognised)
     binary = [reader for reader in claims if reader.binary]
-    known: list[Reader | BuiltInReader] = [*plugins, *BUILT_IN.values()]
+    known: list[PluginReader | BuiltInReader] = [*plugins, *BUILT_IN.values()]
     named = [r for r in known if path.suffix in r.suffixes or path.name in r.suffixes]
     return [*binary, *named, *claims, _TEXT][0]
 
 
-def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
+def read_with_reader(reader: PluginReader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, extracted in this process. Raises DocumentError,
     MemoryError; PluginError: the reader breaks the rules."""
     try:

@@ -1,6 +1,6 @@
 """Runs a child process that reads documents with limits on time and memory.
 
-A stranger's small file must not take hours or gigabytes, and some libraries crash their process on
+A small malicious file must not take hours or gigabytes, and some libraries crash their process on
 a damaged file. One child process reads many documents, because its start takes a tenth of a second.
 A request is a line of JSON and the bytes of a document; a reply is a line of JSON."""
 
@@ -54,7 +54,7 @@ def look_up_reading_limit(limit_variable: str) -> int:
     return number
 
 
-def check_unpacked_size(unpacked_size: int, document_name: str) -> None:
+def refuse_large_unpacked_size(unpacked_size: int, document_name: str) -> None:
     """Raises DocumentError when the size that a document unpacks to is above the limit."""
     if unpacked_size > (limit := look_up_reading_limit(UNPACKED)):
         raise _make_limit_error(document_name, f"{format_size(limit)} of unpacked data", UNPACKED)
@@ -77,7 +77,7 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
         with _LOCK:
             if not (_CHILD and _CHILD[0].is_usable):
                 _CHILD[:] = [DocumentReaderProcess()]
-            reply = _CHILD[0].send_request(request, data, (CLOCK if _LATE else 1) * seconds)
+            reply = _CHILD[0].request_text(request, data, (CLOCK if _LATE else 1) * seconds)
     except OSError as error:
         raise DocumentError(
             f"{label_document(name)} cannot be read: no process can be started for it "
@@ -114,7 +114,7 @@ class DocumentReaderProcess:
         """Whether the child process still runs, and belongs to this process, not to its parent."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def send_request(self, request: dict[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    def request_text(self, request: dict[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
         """Sends a request to the child process; returns its reply, or why the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -160,14 +160,14 @@ _LOCK = threading.Lock()
 _CHILD: list[DocumentReaderProcess] = []
 
 
-def stop_child_process() -> None:
+def stop_document_reader_process() -> None:
     """Ends the child process that reads documents, if one is running."""
     if _CHILD and _CHILD[0].owner == os.getpid():
         _CHILD[0].kill_child_process()
     _CHILD.clear()
 
 
-atexit.register(stop_child_process)
+atexit.register(stop_document_reader_process)
 
 
 def _replace_lock_after_fork() -> None:
@@ -191,12 +191,12 @@ def serve_reading_requests() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        reply = _answer_request(request, sys.stdin.buffer.read(request["size"]))
+        reply = _answer_reading_request(request, sys.stdin.buffer.read(request["size"]))
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
-def _answer_request(request: dict[str, Any], data: bytes) -> dict[str, Any]:
+def _answer_reading_request(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     import psutil
 
     os.environ.update(request["limits"])

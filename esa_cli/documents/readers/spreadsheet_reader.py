@@ -5,8 +5,8 @@ remain as lines of text. Columns are numbered if no heading row names all of the
 a CSV file is the character that splits the first rows into equally many cells.
 
 A formula of a workbook is read as the value stored in the file. Dates have ISO format, and
-percentages a %; other number formats are not applied. The XML of a workbook is parsed here, because
-openpyxl loses rows that are out of order."""
+percentages a %; other number formats are not applied. The XML of a workbook is not parsed by
+openpyxl, because openpyxl loses rows that are out of order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Any
 
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_library
-from esa_cli.documents.readers.zip_parts import ZipParts
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.zip_parts import ZipDocument
 
 _Rows = Iterable[Sequence[str]]
 _DELIMITERS = "\t|;,"
@@ -59,7 +59,7 @@ class _CsvRows:
         sample = self._text[:_SAMPLE]
         if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
-        shares = {sign: _measure_row_regularity(sample, sign) for sign in _DELIMITERS}
+        shares = {sign: _compute_share_of_regular_rows(sample, sign) for sign in _DELIMITERS}
         self._delimiter = max(shares, key=lambda sign: shares[sign])
         if not shares[self._delimiter]:
             raise csv.Error("no delimiter fits")
@@ -72,7 +72,7 @@ def _iterate_lines(text: str) -> Iterator[str]:
     return (line[0] for line in _LINE.finditer(text))
 
 
-def _measure_row_regularity(csv_sample: str, delimiter: str) -> float:
+def _compute_share_of_regular_rows(csv_sample: str, delimiter: str) -> float:
     """Returns the share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
         rows = list(csv.reader(_iterate_lines(csv_sample), delimiter=delimiter))
@@ -86,7 +86,7 @@ def _measure_row_regularity(csv_sample: str, delimiter: str) -> float:
 def format_table(rows: _Rows) -> str:
     """Returns a line `name: value; name: value` for each row, without empty cells; `rows` is
     iterated over several times."""
-    widths = Counter(map(_count_filled_cells, rows))
+    widths = Counter(map(_count_cells_to_last_filled, rows))
     del widths[0]
     if not widths:
         return ""
@@ -119,7 +119,7 @@ def _collapse_spaces(row: Sequence[str]) -> list[str]:
     return [" ".join(cell.split()) for cell in row]
 
 
-def _count_filled_cells(row: Sequence[str]) -> int:
+def _count_cells_to_last_filled(row: Sequence[str]) -> int:
     """Returns the number of cells of a row up to the last cell that is not empty."""
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
@@ -129,9 +129,9 @@ def _count_rows_above_table(rows: _Rows, usual_width: int) -> int:
     short row before the first row of usual width."""
     rows_above = 0
     for number, row in enumerate(rows, 1):
-        if _count_filled_cells(row) >= usual_width:
+        if _count_cells_to_last_filled(row) >= usual_width:
             break
-        if _count_filled_cells(row) < 2 or len(row) < usual_width - 1:
+        if _count_cells_to_last_filled(row) < 2 or len(row) < usual_width - 1:
             rows_above = number
     return rows_above
 
@@ -164,10 +164,10 @@ def _is_number(text: str) -> bool:
 
 def read_workbook(data: bytes, name: str) -> ExtractedText:
     """Reads the sheets of a workbook in order."""
-    parts, out, missing = ZipParts(data, name), TextBuilder(), []
-    workbook = _Workbook(parts, name)
+    zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
+    workbook = _ExcelWorkbook(zipped, name)
     for title, part in workbook.sheets.items():
-        if part in parts:
+        if part in zipped:
             workbook.write_sheet(title, part, out)
         else:
             missing.append(f"the sheet {title} is named but not in the file")
@@ -177,22 +177,22 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
             "file in a spreadsheet program computes them)"
         )
     for begin, what in _OTHER_PARTS.items():
-        if count := sum(part.startswith(begin) for part in parts.names):
+        if count := sum(part.startswith(begin) for part in zipped.names):
             out.left_out[what] += count
     return out.result(missing)
 
 
-class _Workbook:
+class _ExcelWorkbook:
     """Holds the sheets of an Excel workbook by title, and the strings, number formats and dates
     that cells of all sheets refer to. `uncomputed` counts formulas without a stored value."""
 
-    def __init__(self, parts: ZipParts, name: str) -> None:
-        self._parts = parts
-        self._utils = import_library("openpyxl.utils", "openpyxl", name)
-        self._numbers = import_library("openpyxl.styles.numbers", "openpyxl", name)
+    def __init__(self, zipped: ZipDocument, name: str) -> None:
+        self._zipped = zipped
+        self._utils = import_package("openpyxl.utils", "openpyxl", name)
+        self._numbers = import_package("openpyxl.styles.numbers", "openpyxl", name)
         self.uncomputed = 0
-        root, links, by_kind = parts.parse_xml(_MAIN), {}, {}
-        for link in parts.parse_xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
+        root, links, by_kind = zipped.parse_xml(_MAIN), {}, {}
+        for link in zipped.parse_xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
             kind = link.get("Type", "").rpartition("/")[2]
             part = posixpath.normpath(posixpath.join("/xl", link.get("Target", ""))).lstrip("/")
             links[link.get("Id")] = kind, part
@@ -207,19 +207,19 @@ class _Workbook:
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
         self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
-        items = parts.iterate_xml_elements(strings, "{*}si") if strings in parts else ()
+        items = zipped.iterate_xml_elements(strings, "{*}si") if strings in zipped else ()
         self._strings = [_extract_string_of_cell(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
         self._formats: list[str] = []  # the number format of each style of cells
-        if (root := parts.parse_xml_if_any(styles)) is not None:
+        if (root := zipped.parse_xml_if_any(styles)) is not None:
             for custom in root.iterfind("{*}numFmts/{*}numFmt"):
                 formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
             numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
             self._formats = [formats.get(number, "General") for number in numbers]
 
-    def write_sheet(self, title: str, sheet_part: str, out: TextBuilder) -> None:
+    def write_sheet(self, title: str, sheet_path: str, out: TextBuilder) -> None:
         """Writes a sheet's title and values as lines, without empty rows and columns."""
-        rows = self._read_sheet_rows(sheet_part)
+        rows = self._read_sheet_rows(sheet_path)
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
@@ -231,12 +231,12 @@ class _Workbook:
             lines = format_table([[row.get(column, "") for column in columns] for row in rows])
         out.add_exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
-    def _read_sheet_rows(self, sheet_part: str) -> list[dict[int, str]]:
+    def _read_sheet_rows(self, sheet_path: str) -> list[dict[int, str]]:
         """Returns the rows of a sheet as the texts of cells by column; of a cell that occurs twice,
         the last counts. Several empty rows become one, which may separate a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
-        for element in self._parts.iterate_xml_elements(sheet_part, "{*}row"):
+        for element in self._zipped.iterate_xml_elements(sheet_path, "{*}row"):
             number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")

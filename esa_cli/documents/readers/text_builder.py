@@ -27,8 +27,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """The text of a document, marks where its pages and chapters begin, descriptions of contents
-    that the text lacks, and the Python name of a plain text's encoding. Lines end with \\n."""
+    """The text of a document, with marks where pages and chapters begin, descriptions of missing
+    contents, and, for plain text, the Python name of the encoding. Lines end with \\n."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -39,8 +39,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    Set `page` and `chapter` before the first piece of a page or chapter. `left_out` counts omitted
-    pictures, charts and other contents by their name in the plural."""
+    Callers set `page` and `chapter` before the first text of a page or chapter. `left_out` counts
+    omitted pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None
@@ -89,8 +89,7 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the built text, with the descriptions `missing` and counts of left-out
-        contents."""
+        """Returns the built text, with descriptions of what is `missing` and left out."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -132,9 +131,9 @@ def make_damage_error(document_name: str, format_name: str, reason: str) -> Docu
     )
 
 
-def import_library(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
-    """Imports a library that a document needs. Raises DocumentError: the package is not installed;
-    the hint names the `extra` of esa-cli that installs the package."""
+def import_package(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
+    """Imports a Python package that is needed to read a document. Raises DocumentError: the package
+    is not installed; the hint names the `extra` of esa-cli that installs the package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Reads the files inside zipped documents such as docx, which are called parts."""
+"""Reads the files inside zipped documents, such as docx."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from esa_cli.documents.readers.reading_process import check_unpacked_size
-from esa_cli.documents.readers.text_builder import import_library, label_document
+from esa_cli.documents.readers.reading_process import refuse_large_unpacked_size
+from esa_cli.documents.readers.text_builder import import_package, label_document
 from esa_cli.errors import DocumentError
 
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -18,8 +18,8 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 """Namespaces of Strict Open XML, which are those of the usual form by another name."""
 
 
-class ZipParts:
-    """The parts of a zipped document by name; no part is larger than the zip's directory declares.
+class ZipDocument:
+    """The files inside a zipped document, none of which is larger than the zip's directory says.
 
     Raises DocumentError: the document is an old Office file, has a password, or unpacks to more
     than the limit."""
@@ -35,7 +35,7 @@ class ZipParts:
             )
         self._archive = zipfile.ZipFile(io.BytesIO(data))
         parts = self._archive.infolist()
-        check_unpacked_size(sum(part.file_size for part in parts), name)
+        refuse_large_unpacked_size(sum(part.file_size for part in parts), name)
         if any(part.flag_bits & 1 for part in parts):
             raise make_password_error(name)
         self.names = {part.filename for part in parts}
@@ -43,32 +43,32 @@ class ZipParts:
     def __contains__(self, part: str) -> bool:
         return part in self.names
 
-    def read_part(self, part: str) -> bytes:
-        return self._archive.read(part)
+    def read_file(self, file_name: str) -> bytes:
+        return self._archive.read(file_name)
 
-    def _read_xml_bytes(self, part: str) -> bytes:
-        """Returns the bytes of an XML part, in which namespaces of Strict Open XML are replaced."""
-        data = self.read_part(part)
+    def _read_xml_bytes(self, file_name: str) -> bytes:
+        """Returns the bytes of an XML file, in which namespaces of Strict Open XML are replaced."""
+        data = self.read_file(file_name)
         if not _STRICT.search(data, 0, 4096):
             return data
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
-    def parse_xml(self, part: str) -> Any:
-        """Returns the root element of an XML part, parsed without network access and entities."""
-        etree = import_library("lxml.etree", "lxml", self._name)
+    def parse_xml(self, file_name: str) -> Any:
+        """Returns the root element of an XML file, parsed without network access and entities."""
+        etree = import_package("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
-        return etree.fromstring(self._read_xml_bytes(part), parser)
+        return etree.fromstring(self._read_xml_bytes(file_name), parser)
 
-    def parse_xml_if_any(self, part: str) -> Any:
-        """Returns the root element of an XML part, or None if the document lacks the part."""
-        return self.parse_xml(part) if part in self.names else None
+    def parse_xml_if_any(self, file_name: str) -> Any:
+        """Returns the root element of an XML file, or None if the document lacks the file."""
+        return self.parse_xml(file_name) if file_name in self.names else None
 
-    def iterate_xml_elements(self, part: str, tag: str) -> Iterator[Any]:
-        """Yields the elements with a tag of an XML part, in order, without keeping a large tree."""
-        etree = import_library("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._read_xml_bytes(part))
+    def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
+        """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
+        etree = import_package("lxml.etree", "lxml", self._name)
+        file = io.BytesIO(self._read_xml_bytes(file_name))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()

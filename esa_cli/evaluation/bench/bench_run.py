@@ -21,7 +21,7 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
-from esa_cli.system.jsonl import Journal
+from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
 from esa_cli.system.registry import suggest_name
 
@@ -66,7 +66,7 @@ class BenchRecordHashes:
     hashes: Mapping[tuple[str, str], str]
     longest_prompt: str
 
-    def has_all_result_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
+    def has_all_result_rows(self, journal: ResultsFile, presets: Mapping[str, Preset]) -> bool:
         """Says whether the result file has a row for every pair of a record and a method. Raises
         UsageError: a row belongs to another record or to other settings."""
         complete = True

@@ -25,7 +25,7 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
-from esa_cli.system.jsonl import Journal
+from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import digest_text
@@ -155,7 +155,7 @@ class SelftestRun:
     preset: Preset
     settings: run_plan.SelftestSettings
     haystack: Haystack
-    journal: Journal
+    journal: ResultsFile
     listener: Any
     deadline: float | None = None
     shard: WorkShard = ALL_WORK

@@ -24,8 +24,8 @@ from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_file_of_document
 from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
-from esa_cli.system.files import resolve_links_of_folders
-from esa_cli.system.progress import OnWaitCallback, Progress, combine_progress_callbacks
+from esa_cli.system.files import resolve_folder_links
+from esa_cli.system.progress import IngestWaitCallback, Progress, combine_progress_callbacks
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class DocumentIngester(ABC):
         on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
-            notice = OnWaitCallback(self.events.report_wait_for_process, progress, len(plan.ids))
+            notice = IngestWaitCallback(
+                self.events.report_wait_for_process, progress, len(plan.ids)
+            )
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
@@ -213,7 +215,7 @@ class DocumentIngester(ABC):
 
     def _ingest_into_library(
         self, text: TokenisedDocument, plan: StoragePlan, on_progress: Progress,
-        on_wait: OnWaitCallback, start_time: float,
+        on_wait: IngestWaitCallback, start_time: float,
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(plan.ids)
         assert library is not None
@@ -260,7 +262,7 @@ class DocumentIngester(ABC):
         return {
             "name": document.name,
             "source": document.source,
-            "path": resolve_links_of_folders(document.source) if is_file else "",
+            "path": resolve_folder_links(document.source) if is_file else "",
             "bytes": document.bytes,
             "missing": list(document.missing),
             "model": self.esa.preset.model,
@@ -298,7 +300,7 @@ class TokenIndexIngester(DocumentIngester):
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
-        keys = ReducedKeys(stored.read_layer_records(), self.encoder.layout)
+        keys = ReducedKeys(stored.read_encoded_layer(), self.encoder.layout)
         payload = self.library.read_word_index(entry)
         words = None if payload is None else SentenceWords.parse_table(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise

@@ -165,7 +165,7 @@ class KvCacheIngester(DocumentIngester):
         def write_segment_if_complete(prefilled_tokens: int) -> None:
             if prefilled_tokens % SEGMENT == 0:
                 projections = check_projections_storable(session.compute_reduced_keys())
-                writer.flush_segments(projections, session.cache.states.copy_states())
+                writer.write_complete_segments(projections, session.cache.states.copy_states())
 
         try:
             session.plan_prefill(ids, done)

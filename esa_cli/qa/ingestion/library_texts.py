@@ -14,7 +14,7 @@ from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, FileRecord, Library, LibraryEntry
-from esa_cli.system.files import compute_file_stamp, resolve_links, resolve_links_of_folders
+from esa_cli.system.files import compute_file_stamp, resolve_folder_links, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import digest_text
 
@@ -86,7 +86,7 @@ class FileIndexer:
 
         self._catalogue.write_changes_in_batches(iterate_record_writers())
         if changes.former:
-            self._catalogue.drop_unused_texts()
+            self._catalogue.remove_unused_texts()
         return changes
 
     def _parse_file_if_changed(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
@@ -187,7 +187,7 @@ def sync_folder(
             f"no document is left in {folder}, so nothing is pruned",
             "mount the folder's disk, or use esa ingest --prune --yes if files were removed",
         )
-    catalogue.save_folder_records(folder)
+    catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
 
@@ -195,8 +195,8 @@ def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderS
     """Deletes the records of the files that were removed from a folder."""
     with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in sync.removed)
-    catalogue.drop_unused_texts()
-    catalogue.save_folder_records(folder)
+    catalogue.remove_unused_texts()
+    catalogue.save_file_records_of_folder(folder)
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
@@ -215,9 +215,9 @@ def record_removed_files(
     catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = ""
 ) -> None:
     """Records which individually ingested files of a folder no longer exist."""
-    stored = {entry.file_path for part in catalogue.separate_former_documents() for entry in part}
+    stored = {entry.file_path for part in catalogue.list_present_and_former() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found_files) if not one.folder]
-    gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
+    gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
     if found_files.files and gone:
         with catalogue.run_transaction():
             for one in gone:
@@ -242,14 +242,14 @@ def find_outdated_entries(
     """Returns the stored documents of a folder whose text is no longer the text of any file."""
     entries = list(entries)
     gone = {one.path for one in sync.removed if not os.path.lexists(one.path)}
-    removed, sources = set(map(resolve_links_of_folders, gone)), {one.file_path for one in entries}
+    removed, sources = set(map(resolve_folder_links, gone)), {one.file_path for one in entries}
     again = [
         one.path
         for one in sync.changes.readable_records
-        if resolve_links_of_folders(one.path) in sources
+        if resolve_folder_links(one.path) in sources
     ]
     records = FileIndexer(catalogue).index_files(again).readable_records
-    now = {resolve_links_of_folders(one.path): one.digest for one in records}
+    now = {resolve_folder_links(one.path): one.digest for one in records}
     current = {
         one.digest
         for one in catalogue.files.list_records()
@@ -297,11 +297,11 @@ def load_library_texts(library: Library, progress: Progress | None = None) -> Li
 
 def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts in a library."""
-    divided = catalogue.separate_former_documents()
+    divided = catalogue.list_present_and_former()
     stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
     FileIndexer(catalogue).index_files(changed, progress)
-    present, former = catalogue.separate_former_documents() if changed else divided
+    present, former = catalogue.list_present_and_former() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.error:
@@ -309,8 +309,8 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
             path = text.path or (entry.file_path if os.path.exists(entry.file_path) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    known, refused = catalogue.load_record_lookup(), list[FileRecord]()
-    files = [one for entry in stored for one in known.find_records_of_path(entry.file_path)]
+    known, refused = catalogue.load_file_record_lookup(), list[FileRecord]()
+    files = [one for entry in stored for one in known.find_file_records(entry.file_path)]
     for record in dict.fromkeys([*catalogue.files.list_records_of_synced_files(), *files]):
         if known.is_file_removed(record) or record.digest in texts:
             continue
@@ -325,11 +325,11 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
 
 def _find_changed_files(catalogue: Catalogue, entries: Sequence[LibraryEntry]) -> list[str]:
     """Returns the paths of files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.load_record_lookup(), {entry.text_sha256 for entry in entries}
+    known, texts = catalogue.load_file_record_lookup(), {entry.text_sha256 for entry in entries}
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_records_of_synced_files(), list[str]()
     for entry in entries:
-        of_file = known.find_records_of_path(entry.file_path)
+        of_file = known.find_file_records(entry.file_path)
         records += of_file
         if not of_file:  # stored by an earlier version of esa, or on another machine
             with suppress(OSError):

@@ -25,7 +25,7 @@ from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import refuse_unknown_cache_name
-from esa_cli.storage.memory_store import RESERVE, has_own_memory
+from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
 from esa_cli.system.machine import get_esa_home_folder
@@ -222,7 +222,7 @@ class KvCachePlacement:
         """Whether keys and values of `token_count` tokens are kept in host memory instead of the
         GPU."""
         device, size = self.model.device, self.model.dtype.itemsize
-        if self.cache in ("device", "disk") or not has_own_memory(device):
+        if self.cache in ("device", "disk") or not has_separate_memory(device):
             return False
         shape = read_model_shape(self.model.config.to_dict())
         costs = KvCacheCosts(shape, on_gpu=True, method=self.method)

@@ -2,10 +2,9 @@
 
 The table `files` has the path, the size and time, and the text's digest of each ingested file. The
 tables `texts` and `passages` have the words of each text, for full-text search. If the catalogue is
-missing or damaged, it is created again from the stored documents, and from files with the records
-of the folders that `esa ingest --words` keeps synchronised with the catalogue. The sqlite journal
-of the catalogue is a rollback journal, because a write-ahead log needs memory that processes share,
-and several machines may use one library.
+missing or damaged, it is created again from the stored documents, and from the files in which `esa
+ingest --words` records the contents of folders. Sqlite uses a rollback journal, because a
+write-ahead log needs memory that all processes share, and several machines may use one library.
 
 A stored document is called former if its file was removed or has another text now, and no other
 file has the document's text. All other documents are called present, including documents from
@@ -113,17 +112,17 @@ class FileRecord(NamedTuple):
             return False
 
 
-def _encode_lone_surrogates(value: Any) -> Any:
+def _encode_text_with_lone_surrogates(database_value: Any) -> Any:
     """Converts text with lone surrogates, such as a file name that is not UTF-8, to bytes."""
-    lone = isinstance(value, str) and has_lone_surrogate(value)
-    return encode_text(value) if lone else value
+    lone = isinstance(database_value, str) and has_lone_surrogate(database_value)
+    return encode_text(database_value) if lone else database_value
 
 
-def _decode_file_record(row: Iterable[Any]) -> FileRecord:
+def _decode_file_record(database_row: Iterable[Any]) -> FileRecord:
     def decode_if_bytes(value: Any) -> Any:
         return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
-    return FileRecord(*map(decode_if_bytes, row))
+    return FileRecord(*map(decode_if_bytes, database_row))
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -139,16 +138,16 @@ class FileRecordTable:
     def list_records(self) -> list[FileRecord]:
         return [*map(_decode_file_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
-    def find_record(self, path: str) -> FileRecord | None:
-        values = (_encode_lone_surrogates(path),)
+    def find_record(self, file_path: str) -> FileRecord | None:
+        values = (_encode_text_with_lone_surrogates(file_path),)
         rows = self._db.execute(f"{_SELECT} WHERE path = ?", values).fetchall()
         return _decode_file_record(rows[0]) if rows else None
 
     def store_record(self, record: FileRecord) -> None:
-        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_lone_surrogates, record)])
+        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_text_with_lone_surrogates, record)])
 
     def remove_records(self, paths: Iterable[str]) -> None:
-        rows = [(_encode_lone_surrogates(path),) for path in paths]
+        rows = [(_encode_text_with_lone_surrogates(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def list_records_in_folder(self, folder: str) -> list[FileRecord]:
@@ -161,8 +160,8 @@ class FileRecordTable:
         return [record for record in self.list_records() if record.folder]
 
 
-class RankedText(NamedTuple):
-    """The digest of a text that has words of a question, and the text's score."""
+class TextSearchHit(NamedTuple):
+    """The digest of a text that has words of a question, and the text's score for the question."""
 
     digest: str
     score: float
@@ -190,20 +189,20 @@ class TextIndex:
     def list_digests(self) -> set[str]:
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
 
-    def has_text(self, digest: str) -> bool:
-        rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,))
+    def has_text(self, text_digest: str) -> bool:
+        rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (text_digest,))
         return rows.fetchone() is not None
 
-    def add_text(self, text: str, digest: str) -> None:
+    def add_text(self, text: str, text_digest: str) -> None:
         """Adds the words of a text to the index, unless the index has the text."""
-        if self.has_text(digest):
+        if self.has_text(text_digest):
             return
         insert = "INSERT INTO texts (digest, characters) VALUES (?, ?)"
-        row = self._db.execute(insert, (digest, len(text))).lastrowid
+        row = self._db.execute(insert, (text_digest, len(text))).lastrowid
         assert row is not None
         language = detect_language(text)
         self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
-        words = (_make_index_token(word) for _, _, word in locate_content_words(text, language))
+        words = (_replace_apostrophes(word) for _, _, word in locate_content_words(text, language))
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         while passage := " ".join(islice(words, PASSAGE_WORDS)):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
@@ -215,21 +214,20 @@ class TextIndex:
         update = "UPDATE texts SET passages = ?, words = ? WHERE id = ?"
         self._db.execute(update, (count, blob, row))
 
-    def remove_text(self, digest: str) -> None:
-        """Removes a text from the index by the text's digest, if the index has the text."""
-        rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
+    def remove_text(self, text_digest: str) -> None:
+        rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (text_digest,))
         for row, words in rows.fetchall():
             try:
                 passages = zlib.decompress(words).decode().split("\n")[:-1]
             except (zlib.error, TypeError, UnicodeDecodeError) as error:
-                raise sqlite3.DatabaseError(f"Could not decode the words of {digest}") from error
+                raise sqlite3.DatabaseError(f"Could not decode words of {text_digest}") from error
             self._db.executemany(
                 "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
                 [((row << _PASSAGE_BITS) + at, passage) for at, passage in enumerate(passages)],
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
-    def rank_texts(self, question: str) -> list[RankedText]:
+    def rank_texts(self, question: str) -> list[TextSearchHit]:
         """Returns the texts that have a word of the question, by descending score; texts of equal
         scores are sorted by descending length."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
@@ -237,17 +235,17 @@ class TextIndex:
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
         self._db.execute("DELETE FROM hits")
         for number, stems in enumerate(words):
-            query = " OR ".join(f'"{_make_index_token(stem)}"' for stem in stems)
+            query = " OR ".join(f'"{_replace_apostrophes(stem)}"' for stem in stems)
             self._db.execute(_FIND, (number, query))
-        return [RankedText(*row) for row in self._db.execute(_RANK)]
+        return [TextSearchHit(*row) for row in self._db.execute(_RANK)]
 
     def compact_catalogue_file(self) -> None:
-        """Frees the disk space of removed texts, for which no other process may write."""
+        """Frees the disk space of removed texts; meanwhile no other process may write texts."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
 
-def _make_index_token(word: str) -> str:
+def _replace_apostrophes(word: str) -> str:
     """Replaces ASCII apostrophes in a word, since an apostrophe would end a token of FTS5."""
     return word.replace("'", "’")
 
@@ -268,7 +266,7 @@ class FileRecordLookup:
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
         for record in records:
-            self._by_path[self._resolve_links_of_folder(record.path)].append(record)
+            self._by_path[self._resolve_folder_links(record.path)].append(record)
             has_text = record.digest and not self.is_file_removed(record)
             if has_text and (record.folder or os.path.lexists(record.path)):
                 self._by_text.setdefault(record.digest, record)
@@ -279,12 +277,12 @@ class FileRecordLookup:
             return False
         return not self._is_folder_unmounted(record.folder) if record.folder else not record.digest
 
-    def find_records_of_path(self, path: str) -> list[FileRecord]:
-        """Returns the records of a file's paths, or only the current records if any is current."""
-        known = self._by_path.get(self._resolve_links_of_folder(path), []) if path else []
+    def find_file_records(self, file_path: str) -> list[FileRecord]:
+        """Returns the records of a file's paths, or only up-to-date records if there are any."""
+        known = self._by_path.get(self._resolve_folder_links(file_path), []) if file_path else []
         return [record for record in known if record.is_file_unchanged] or known
 
-    def separate_former_documents(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
+    def divide_by_presence(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
         """Divides stored documents into present documents and those whose text no file has now."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
@@ -295,7 +293,7 @@ class FileRecordLookup:
     def _update_entry_file_path(self, entry: LibraryEntry) -> LibraryEntry | None:
         """Returns a document's entry with the name and path of a file that has the document's text,
         or None if no file has the text now."""
-        known = self.find_records_of_path(entry.file_path)
+        known = self.find_file_records(entry.file_path)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_file_removed(record):
                 return entry
@@ -307,8 +305,8 @@ class FileRecordLookup:
         names = {"name": os.path.basename(other.path), "source": other.path, "path": other.path}
         return replace(entry, provenance={**entry.provenance, **names})
 
-    def _resolve_links_of_folder(self, path: str) -> str:
-        folder, name = os.path.split(os.path.abspath(path))
+    def _resolve_folder_links(self, file_path: str) -> str:
+        folder, name = os.path.split(os.path.abspath(file_path))
         return os.path.join(self._real_folder(folder), name)
 
 
@@ -318,7 +316,7 @@ def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
     try:
         if os.listdir(folder):
             return False
-        written = _get_records_file_path(paths, folder).stat().st_mtime_ns
+        written = _get_folder_records_path(paths, folder).stat().st_mtime_ns
         return os.stat(folder).st_mtime_ns < written
     except OSError:
         return not os.path.isdir(folder)
@@ -338,21 +336,21 @@ class Catalogue:
         with self._db:
             yield
 
-    def separate_former_documents(self) -> PresentAndFormerEntries:
+    def list_present_and_former(self) -> PresentAndFormerEntries:
         """Divides the library's documents into present documents and those whose text no file has
         now, both sorted by last use. Raises LibraryError: the folder cannot be read."""
-        entries = document_files.read_entries(self._paths)
-        return self.load_record_lookup().separate_former_documents(entries)
+        entries = document_files.read_manifests(self._paths)
+        return self.load_file_record_lookup().divide_by_presence(entries)
 
-    def load_record_lookup(self) -> FileRecordLookup:
+    def load_file_record_lookup(self) -> FileRecordLookup:
         return FileRecordLookup(self._paths, self.files.list_records())
 
-    def save_folder_records(self, folder: str) -> None:
-        """Saves the records of a folder of `esa ingest --words` in a file, from which a catalogue
-        that is created again takes the records. Raises LibraryError, DiskError."""
+    def save_file_records_of_folder(self, folder: str) -> None:
+        """Saves the records of a folder of `esa ingest --words` in a file, from which a new
+        catalogue can read them again. Raises LibraryError, DiskError."""
         synced = self.files.list_records_of_synced_files()
         records = [record._asdict() for record in synced if record.folder == folder]
-        path = _get_records_file_path(self._paths, folder)
+        path = _get_folder_records_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.convert_write_errors(self._paths.root):
             if not records:
@@ -361,8 +359,8 @@ class Catalogue:
                 disk.write_checksummed_file(path, "folder", payload, path.stem)
 
     def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
-        """Calls functions that change the catalogue, in transactions of about a second. While the
-        iterator `changes` prepares a change, or yields None, the catalogue is not locked."""
+        """Calls functions that change the catalogue, in transactions of about a second. The
+        catalogue is not locked while the iterator `changes` prepares the next change."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
@@ -382,10 +380,10 @@ class Catalogue:
         document whose text cannot be read. `progress` is called with the numbers of texts done and
         of all texts that the index lacked."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
-        keys = map_digests_to_document_keys(self._paths)
+        keys = map_text_digests_to_document_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
 
-        def yield_missing_text_additions() -> Iterator[CatalogueChange]:
+        def yield_additions_of_missing_texts() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -397,12 +395,12 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add_text, text, entry.text_sha256)
 
-        self.write_changes_in_batches(yield_missing_text_additions())
+        self.write_changes_in_batches(yield_additions_of_missing_texts())
         return errors
 
-    def drop_unused_texts(self) -> int:
+    def remove_unused_texts(self) -> int:
         """Removes texts that no document or file has from the index, and returns their number."""
-        stored = set(map_digests_to_document_keys(self._paths))
+        stored = set(map_text_digests_to_document_keys(self._paths))
 
         def find_unused_text_digests() -> set[str]:
             recorded = {record.digest for record in self.files.list_records()}
@@ -416,29 +414,29 @@ class Catalogue:
                 self.texts.remove_text(digest)
         return len(digests)
 
-    def remove_unused_records(self) -> None:
-        """Removes texts that are not used, and the records of missing files that were ingested one
-        by one, and compacts the catalogue's file."""
+    def remove_unused_contents(self) -> None:
+        """Removes unused texts, and the records of missing files that were not ingested by `esa
+        ingest --words`, and compacts the catalogue's file."""
         paths = [record.path for record in self.files.list_records() if not record.folder]
         with self.run_transaction():
             self.files.remove_records(path for path in paths if not os.path.exists(path))
-        self.drop_unused_texts()
+        self.remove_unused_texts()
         self.texts.compact_catalogue_file()
 
 
-def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
+def map_text_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
     """Maps the digest of each stored text to the key of the oldest document with the text."""
     keys: dict[str, str] = {}
-    entries = document_files.read_entries(paths)
+    entries = document_files.read_manifests(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         if not entry.error:
             keys.setdefault(entry.text_sha256, entry.key)
     return keys
 
 
-def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Reads the files with the records of the folders of `esa ingest --words`, except damaged
-    files, which the next `esa ingest --words` writes again."""
+def _read_records_of_synced_files(paths: LibraryPaths) -> list[FileRecord]:
+    """Reads the records that `esa ingest --words` saved for each folder, and skips damaged files of
+    records, because the next `esa ingest --words` writes them again."""
     with disk.convert_read_errors(paths.root):
         payloads = [
             _read_folder_records_file(path) for path in paths.list_complete_files("folders")
@@ -446,15 +444,15 @@ def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
-def _get_records_file_path(paths: LibraryPaths, folder: str) -> Path:
-    name = hashlib.blake2b(encode_text(folder), digest_size=20).hexdigest()
+def _get_folder_records_path(paths: LibraryPaths, ingested_folder: str) -> Path:
+    name = hashlib.blake2b(encode_text(ingested_folder), digest_size=20).hexdigest()
     return paths.folders / f"{name}.folder"
 
 
-def _read_folder_records_file(path: Path) -> bytes:
+def _read_folder_records_file(records_path: Path) -> bytes:
     """Returns the JSON in a file of a folder's records, or b"" for a missing or damaged file."""
     try:
-        return disk.read_checksummed_file(path, "folder", path.stem)
+        return disk.read_checksummed_file(records_path, "folder", records_path.stem)
     except LibraryError:
         return b""
 
@@ -470,10 +468,10 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
             return FileRecordTable(db).list_records()
-    return _read_synced_records(paths)
+    return _read_records_of_synced_files(paths)
 
 
-def load_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
+def load_file_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
     """Reads the records of a library's ingested files, without changing the catalogue."""
     return FileRecordLookup(paths, load_file_records(paths))
 
@@ -516,13 +514,13 @@ def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Ite
         with suppress(EsaError):
             opened = None if always_copy else stack.enter_context(open_catalogue(paths))
         if opened is None:
-            paths.refuse_foreign_folder()
-            db = _create_and_fill_tables(_open_catalogue_copy(paths), paths)
+            paths.refuse_folder_without_marker()
+            db = _set_up_catalogue(_open_temporary_catalogue_copy(paths), paths)
             opened = Catalogue(paths, stack.enter_context(closing(db)))
         yield opened
 
 
-def _open_catalogue_copy(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_temporary_catalogue_copy(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens a temporary copy of the catalogue, or an empty catalogue if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
@@ -550,15 +548,15 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     except OSError as error:  # where sqlite would open the catalogue only to be read
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-    return _create_and_fill_tables(db, paths)
+    return _set_up_catalogue(db, paths)
 
 
-def _create_and_fill_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
+def _set_up_catalogue(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
     """Adds missing tables and records to a catalogue, and closes the catalogue after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         create_catalogue_tables(db)
-        _fill_or_migrate_tables(db, paths)
+        _bring_catalogue_up_to_date(db, paths)
         stack.pop_all()
     return db
 
@@ -573,18 +571,19 @@ def create_catalogue_tables(db: sqlite3.Connection) -> None:
         if "no such module" not in str(error):
             raise
         message = "the sqlite3 of this Python has no full-text search (FTS5)"
-        raise LibraryError(message, "use a Python with FTS5, such as python.org's") from error
+        hint = "use a Python whose sqlite3 has FTS5, such as that of python.org"
+        raise LibraryError(message, hint) from error
 
 
-def _fill_or_migrate_tables(db: sqlite3.Connection, paths: LibraryPaths) -> None:
+def _bring_catalogue_up_to_date(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     """Adds the records of the folders of `esa ingest --words` to a new catalogue, or removes all
     texts from a catalogue whose words an older version of esa stemmed in another way."""
     words = int(compute_digest_of_word_rules()[:7], 16) or 1
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    records = [] if version else _read_synced_records(paths)
-    rows = [[*map(_encode_lone_surrogates, record)] for record in records]
+    records = [] if version else _read_records_of_synced_files(paths)
+    rows = [[*map(_encode_text_with_lone_surrogates, record)] for record in records]
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):
@@ -607,5 +606,5 @@ def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
                 (paths.root / (NAME + suffix)).unlink(missing_ok=True)
 
 
-def _get_sqlite_error_code(error: Exception) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+def _get_sqlite_error_code(sqlite_error: Exception) -> int:
+    return getattr(sqlite_error, "sqlite_errorcode", 0) & 0xFF

@@ -2,8 +2,8 @@
 
 Most files of a library begin with the line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
 covers the kind, format, length and contents of the file. While a file is written, the file has the
-name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files whose names
-do not have one of the library's forms are never listed, counted or removed.
+name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files that have
+other names than the files of a library are never listed, counted or removed.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def get_library_folder() -> Path:
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
 
-def hash_byte_strings(*parts: bytes) -> bytes:
+def hash_byte_strings(*byte_strings: bytes) -> bytes:
     """Returns one hash of several byte strings, which also depends on each string's length."""
     state = hashlib.blake2b(digest_size=20)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
+    for byte_string in byte_strings:
+        state.update(len(byte_string).to_bytes(8, "little"))
+        state.update(byte_string)
     return state.digest()
 
 
@@ -88,7 +88,7 @@ class LibraryPaths:
         self.documents, self.segments = root / "documents", root / "segments"
         self.folders, self.locks = root / "folders", root / "locks"
 
-    def refuse_foreign_folder(self) -> None:
+    def refuse_folder_without_marker(self) -> None:
         """Raises LibraryError if the library's folder has files but no marker of a library, so that
         a wrong ESA_LIBRARY does not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
@@ -104,7 +104,7 @@ class LibraryPaths:
 
     def create_library_folders(self) -> None:
         """Creates the library's folder and subfolders, which only this user may read."""
-        self.refuse_foreign_folder()
+        self.refuse_folder_without_marker()
         with convert_write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
@@ -121,18 +121,16 @@ class LibraryPaths:
     def get_projections_path(self, projections_hash: str) -> Path:
         return self.root / "fits" / f"{projections_hash}.fit"
 
-    def get_claim_path(self, document_key: str) -> Path:
+    def get_segment_claim_path(self, document_key: str) -> Path:
         return self.root / "claims" / f"{document_key}.claim"
 
     def list_document_keys(self) -> set[str]:
-        """Returns the keys of all documents of the library. Raises LibraryError."""
         with convert_read_errors(self.root):
             # Not `glob`, which returns nothing for a folder that may not be read.
             names = os.listdir(self.documents) if self.documents.is_dir() else []
         return {name.partition(".")[0] for name in filter(is_manifest_file_name, names)}
 
     def has_document(self, document_key: str) -> bool:
-        """Whether the library has a document with this key. Raises LibraryError."""
         with convert_read_errors(self.root):
             return self.get_document_path(document_key).exists()
 
@@ -142,7 +140,7 @@ class LibraryPaths:
             self.get_document_path(document_key, "used").touch()
 
     def read_time_of_last_use(self, document_key: str, default_time: float) -> float:
-        """Returns when a document was last used, in seconds since 1970, or else `default_time`."""
+        """Returns a document's last time of use in seconds since 1970, or `default_time`."""
         try:
             return self.get_document_path(document_key, "used").stat().st_mtime
         except OSError:
@@ -155,7 +153,7 @@ class LibraryPaths:
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def list_all_files(self) -> list[Path]:
-        """Returns all files of the library, even partly written ones, except locks and marker."""
+        """Returns all files of the library, even partly written ones, but not locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_complete_files(self, subfolder: str) -> list[Path]:
@@ -218,12 +216,11 @@ def get_file_size(path: Path) -> int:
 
 
 def find_nearest_existing_folder(folder: Path) -> Path:
-    """Returns a folder if it exists, else the nearest parent folder that exists."""
     folder = folder.absolute()
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def check_free_disk_space(library_folder: Path, needed_bytes: int) -> None:
+def require_free_disk_space(library_folder: Path, needed_bytes: int) -> None:
     """Raises DiskError if a document of `needed_bytes` bytes does not fit on the library's disk."""
     free = shutil.disk_usage(find_nearest_existing_folder(library_folder)).free
     if free < needed_bytes:
@@ -241,28 +238,30 @@ def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> t
 
 
 def unpack_checksummed_file(
-    data: bytes, file_kind: str, path: Path, key: str, expected_digest: str | None = None
+    data: bytes, file_kind: str, path: Path, document_key: str, expected_digest: str | None = None
 ) -> bytes:
-    """Checks the digest at the beginning of a file, and returns the payload behind the digest.
+    """Checks the digest at the beginning of a file, and returns the payload after the digest.
     Raises LibraryFileVersionError: the file has another format. LibraryError: the file is damaged.
 
     Args:
         data: the file's bytes, or the bytes of a segment file's header.
-        path, key: the file and the document's key, for error messages.
+        path, document_key: the file and its document, for error messages.
         expected_digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():
-        raise make_damage_error(path, f"it does not begin like a {file_kind} file of esa", key)
+        raise make_damage_error(
+            path, f"it does not begin like a {file_kind} file of esa", document_key
+        )
     form, newest = int(line[2]), WITH_SHAPES if file_kind == "document" else FORMAT
     if not FORMAT <= form <= newest:
         raise LibraryFileVersionError(
             f"{path} has format {form}, but this version of esa reads formats {FORMAT} to {newest}",
-            f"use the version of esa that wrote the file, or {_make_removal_hint(key)}",
+            f"use the version of esa that wrote the file, or {_make_removal_hint(document_key)}",
         )
     payload = data[line.end() :]
     expected, actual = pack_checksummed_file(file_kind, payload, form)
     if data != expected or expected_digest not in (None, actual):
-        raise make_damage_error(path, "its length or checksum is wrong", key)
+        raise make_damage_error(path, "its length or checksum is wrong", document_key)
     return payload
 
 
@@ -273,10 +272,13 @@ def read_file_bytes(path: Path, document_key: str) -> bytes:
         raise make_file_reading_error(path, error, document_key) from error
 
 
-def read_checksummed_file(path: Path, file_kind: str, key: str, digest: str | None = None) -> bytes:
-    """Reads a file, checks its digest, and returns the payload behind the digest. Raises
+def read_checksummed_file(
+    path: Path, file_kind: str, document_key: str, expected_digest: str | None = None
+) -> bytes:
+    """Reads a file, checks its digest, and returns the payload after the digest. Raises
     LibraryError: the file is missing, damaged, unreadable or of another format."""
-    return unpack_checksummed_file(read_file_bytes(path, key), file_kind, path, key, digest)
+    data = read_file_bytes(path, document_key)
+    return unpack_checksummed_file(data, file_kind, path, document_key, expected_digest)
 
 
 def write_checksummed_file(
@@ -305,7 +307,6 @@ def create_file_atomically(path: Path, lock_name: str) -> Iterator[BinaryIO]:
 
 
 def flush_folder_to_disk(folder: Path) -> None:
-    """Flushes renames and removals of files in a folder to disk, except on Windows."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:

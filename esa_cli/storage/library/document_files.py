@@ -12,8 +12,8 @@ that one memory access reads both. The checksum of a token's record also depends
 layer and the token's number, so that a valid record in a wrong place is noticed.
 
 A segment's name begins with a hash of all tokens up to the segment's end, so that two documents
-with the same beginning share their first segments. A segment's hash also covers the tokens that the
-projections are fitted on (`Layout.fit`).
+with the same beginning share their first segments. A segment's hash also covers the tokens on which
+the projections to reduced keys are fitted (`Layout.fit`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LayerByteOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype of a token's keys, values and reduced keys on disk.
+    """The shape and dtype of the keys, values and reduced keys of a KV cache on disk.
 
     Args:
         layers: number of layers. heads: G, the number of key/value heads. dim: D, the head
@@ -139,7 +139,7 @@ class Layout:
         return self.width + 4 * (self.width // self.block)
 
     def count_token_bytes(self, layer: int) -> int:
-        """Returns the bytes that a token's keys, values and reduced key take in one layer."""
+        """Returns how many bytes a token's keys, values and reduced key take in one layer."""
         reduced_bytes = self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
         return self.make_layer_layout(layer).row_bytes + reduced_bytes
 
@@ -147,14 +147,14 @@ class Layout:
     def header_byte_count(self) -> int:
         return _round_up(2048 + 112 * self.layers, 4096)
 
-    def locate_sections(self, tokens: int) -> list[LayerByteOffsets]:
-        """Returns the byte offsets of each layer's section in a segment file of `tokens` tokens."""
+    def locate_layers(self, token_count: int) -> list[LayerByteOffsets]:
+        """Returns the byte offsets of each layer's section in a file with `token_count` tokens."""
         sections, start = [], self.header_byte_count
         for layer, width in enumerate(self.reduced):
-            rows_stop = start + tokens * self.make_layer_layout(layer).row_bytes
+            rows_stop = start + token_count * self.make_layer_layout(layer).row_bytes
             reduced = _round_up(rows_stop, 64)
-            sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
-            stop = _round_up(sums + tokens * 8, 4096)
+            sums = _round_up(reduced + token_count * width * ITEM_BYTES[self.reduced_dtype], 64)
+            stop = _round_up(sums + token_count * 8, 4096)
             sections.append(LayerByteOffsets(start, rows_stop, reduced, sums, stop))
             start = stop
         return sections
@@ -162,8 +162,8 @@ class Layout:
     def compute_segment_bytes(self, token_count: int) -> int:
         """Returns the size in bytes of all segment files of a document of `token_count` tokens."""
         whole, rest = divmod(token_count, self.segment)
-        size = whole * self.locate_sections(self.segment)[-1].stop
-        return size + (self.locate_sections(rest)[-1].stop if rest else 0)
+        size = whole * self.locate_layers(self.segment)[-1].stop
+        return size + (self.locate_layers(rest)[-1].stop if rest else 0)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as JSON data for a manifest, and for the hash in a segment's name."""
@@ -187,7 +187,7 @@ def _compute_layer_layout(layout: Layout, layer: int) -> Layout:
 
 
 def compute_segment_hashes(identity: str, token_ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns a hash of the tokens up to the end of each segment of a document's KV cache."""
+    """Returns a hash for each segment of a document's KV cache, of all tokens up to its end."""
     shape = json.dumps(layout.to_json(), sort_keys=True).encode()
     fitted = array("q", token_ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
@@ -212,7 +212,7 @@ class LibraryEntry:
         key: the document's name in the library. identity: model and settings of its prefill.
         layout: the shape of its rows. tokens: number of tokens, including `head` prompt tokens.
         segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
-        sizes: bytes on disk of `segments`, `fit` and each of `own_file_suffixes`.
+        sizes: bytes on disk of `segments`, `fit` and each of `unshared_file_suffixes`.
         digests: digests of the files of text and tokens.
         text_sha256, characters: digest and length of the text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
@@ -242,13 +242,12 @@ class LibraryEntry:
         return self.key[:12]
 
     def raise_error_if_unusable(self) -> None:
-        """Raises LibraryError if the document is damaged, unreadable or of another format."""
         if self.error:
             raise self.error
 
     @property
-    def own_file_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the document's own files, except the suffix of the manifest."""
+    def unshared_file_suffixes(self) -> tuple[str, ...]:
+        """The suffixes of the files that belong to this document alone, but not the manifest's."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
@@ -342,11 +341,11 @@ def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: byte
     return LibraryEntry(layout=layout, **lists, **stored)
 
 
-def read_entries(
+def read_manifests(
     paths: LibraryPaths, document_keys: Iterable[str] | None = None
 ) -> list[LibraryEntry]:
     """Reads the manifests of the documents with the given keys, or of all documents, sorted by last
-    use; a document that cannot be used has an `error`. Raises LibraryError: the folder cannot be
+    use. The entry of an unusable document has an `error`. Raises LibraryError: the folder cannot be
     read."""
     entries = list[LibraryEntry]()
     for key in paths.list_document_keys() if document_keys is None else document_keys:
@@ -369,12 +368,12 @@ def read_document_text(paths: LibraryPaths, entry: LibraryEntry) -> str:
 def list_document_files(paths: LibraryPaths, entry: LibraryEntry) -> list[Path]:
     """Returns the paths of all files of a stored document, except its manifest."""
     fit = [] if entry.fit == NO_FIT else [paths.get_projections_path(entry.fit)]
-    files = [paths.get_document_path(entry.key, kind) for kind in entry.own_file_suffixes]
+    files = [paths.get_document_path(entry.key, kind) for kind in entry.unshared_file_suffixes]
     return [*map(paths.get_segment_path, entry.segments), *fit, *files]
 
 
 def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
-    """Encodes the keys and values of n tokens (n, width) as bytes (n, row_bytes) to be stored."""
+    """Encodes keys and values, one row (of `width` numbers) per token, as bytes to be stored."""
     import torch
 
     if layout.kind == "native":
@@ -390,8 +389,8 @@ def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
 def decode_records(
     records: Tensor, layout: Layout, vector_indices: slice | list[int] = slice(None)
 ) -> Tensor:
-    """Decodes the stored bytes of n tokens (n, row_bytes) to keys and values (n, width), or only
-    to the key and value vectors that `vector_indices` selects."""
+    """Decodes stored bytes, one row per token, to keys and values, or only to the key and value
+    vectors with the numbers `vector_indices`."""
     import torch
 
     dtype: torch.dtype = getattr(torch, layout.dtype)
@@ -406,11 +405,11 @@ def decode_records(
     return (numbers.view(blocks)[:, vector_indices] * steps[:, vector_indices]).flatten(1).to(dtype)
 
 
-def _compute_record_checksums(
+def _compute_token_checksums(
     records: memoryview, record_bytes: int, segment_name: str, layer: int, token_numbers: Any
 ) -> Any:
-    """Returns the checksums (n,) of n tokens' records of `record_bytes` bytes in a layer. The array
-    `token_numbers` (n,) has the tokens' numbers in the segment."""
+    """Returns a checksum of each token's stored keys and values in one layer of a segment, for the
+    tokens with the numbers `token_numbers`."""
     import numpy
     import xxhash
 
@@ -423,29 +422,30 @@ def _compute_record_checksums(
 
 
 def write_segment_file(
-    path: Path, key: str, layout: Layout, token_count: int,
+    path: Path, document_key: str, layout: Layout, token_count: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
     """Writes a segment file with the KV cache of up to 4,096 tokens. Raises OSError.
 
     Args:
-        key: the document whose lock the caller holds. token_count: number of tokens in the segment.
+        document_key: the document that the caller has locked.
+        token_count: number of tokens in the segment.
         layers: for each layer, keys and values (n, width) and reduced keys (n, R) of all tokens."""
     import numpy
     import torch
     import xxhash
 
     record_sums, tail_sums = list[str](), list[str]()
-    with disk.create_file_atomically(path, key) as file:
+    with disk.create_file_atomically(path, document_key) as file:
         file.write(bytes(layout.header_byte_count))
-        sections = zip(layers, layout.locate_sections(token_count), strict=True)
+        sections = zip(layers, layout.locate_layers(token_count), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
             array: Any = encode_rows(rows.cpu(), layout.make_layer_layout(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"keys and values must fit the layout, got {tuple(rows.shape)}")
             size, numbers = layout.make_layer_layout(layer).row_bytes, numpy.arange(token_count)
-            sums = _compute_record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
+            sums = _compute_token_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
             tail = bytes(section.reduced - section.rows_stop)
@@ -467,7 +467,7 @@ def write_segment_file(
         file.write(header)
 
 
-class SegmentFile:
+class KVSegmentFile:
     """A memory-mapped file with the KV cache of up to 4,096 tokens. Raises LibraryError: the file
     is missing, its header is damaged, or the file is of another format or another segment.
 
@@ -480,7 +480,7 @@ class SegmentFile:
         import torch
 
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
-        self.name, self.sections = name or path.stem, layout.locate_sections(tokens)
+        self.name, self.sections = name or path.stem, layout.locate_layers(tokens)
         expected = {"name": self.name, "layout": layout.to_json(), "tokens": tokens}
         try:
             with open(path, "rb") as file:
@@ -498,17 +498,16 @@ class SegmentFile:
         with torch.inference_mode(False):
             self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
-    def check_all_bytes(self) -> None:
-        """Reads and checks every byte of the segment file. Raises LibraryError: a byte changed."""
+    def verify_all_bytes(self) -> None:
         for layer in range(self.layout.layers):
-            SegmentLayer(self, layer).read_token_records(0, self.tokens)
+            KVSegmentLayer(self, layer).read_encoded_tokens(0, self.tokens)
 
 
-class SegmentLayer:
-    """One layer's keys, values, reduced keys and checksums in a memory-mapped segment file, checked
-    when they are read first."""
+class KVSegmentLayer:
+    """One layer's keys, values, reduced keys and checksums in a memory-mapped segment file. The
+    bytes are checked against their checksums when they are read for the first time."""
 
-    def __init__(self, segment: SegmentFile, layer: int) -> None:
+    def __init__(self, segment: KVSegmentFile, layer: int) -> None:
         import numpy
 
         self.segment, self.layer = segment, layer
@@ -525,9 +524,9 @@ class SegmentLayer:
         reason = f"{changed_part} of layer {self.layer} changed"
         return disk.make_damage_error(self.segment.path, reason, self.segment.key)
 
-    def read_bytes_after_rows(self, file_offset: int, byte_count: int) -> Tensor:
-        """Returns bytes of the layer's reduced keys or checksums, from the byte `file_offset` of
-        the segment file on. Raises LibraryError: the bytes are damaged."""
+    def read_reduced_keys_or_checksums(self, file_offset: int, byte_count: int) -> Tensor:
+        """Returns the `byte_count` bytes from `file_offset` on in the segment file, which must be
+        reduced keys or checksums of the layer. Raises LibraryError: the bytes are damaged."""
         import xxhash
 
         if not self._is_tail_good:
@@ -538,12 +537,12 @@ class SegmentLayer:
         return self._tail[file_offset - self.section.rows_stop :][:byte_count]
 
     def verify_token_checksums(self, token_numbers: Any) -> None:
-        """Checks the stored keys and values of the tokens with the given numbers (n,), each token
-        only once. Raises LibraryError: a byte changed."""
+        """Checks the stored keys and values of the tokens with the given numbers, unless they were
+        checked before. Raises LibraryError: a byte changed."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
-        stored: Any = self.read_bytes_after_rows(self.section.sums, 8 * len(self)).numpy()
+        stored: Any = self.read_reduced_keys_or_checksums(self.section.sums, 8 * len(self)).numpy()
         records = memoryview(array).cast("B")  # type: ignore[arg-type]
         new = token_numbers[~good[token_numbers]]
         # Many rows are checked at once; if any row changed, the rows' own checksums say which.
@@ -552,15 +551,15 @@ class SegmentLayer:
             new = token_numbers[~good[token_numbers]]
         if new.size:
             size = self.layout.row_bytes
-            sums = _compute_record_checksums(records, size, segment.name, self.layer, new)
+            sums = _compute_token_checksums(records, size, segment.name, self.layer, new)
             wrong = new[sums != stored.view("<u8")[new]]
             if wrong.size:
                 raise self._make_damaged_layer_error(f"row {wrong[0]}")
             good[new] = True
 
-    def read_token_records(self, first_token: int, end_token: int) -> Tensor:
-        """Returns the keys and values of n tokens, given the first and the end token, as the stored
-        bytes (n, row_bytes). Raises LibraryError: the bytes are damaged."""
+    def read_encoded_tokens(self, first_token: int, end_token: int) -> Tensor:
+        """Returns the stored bytes of the keys and values of a range of tokens, one row per token.
+        Raises LibraryError: the bytes are damaged."""
         import numpy
 
         self.verify_token_checksums(numpy.arange(first_token, end_token))

@@ -1,13 +1,14 @@
 """Finds, opens, writes and removes the documents of a library, which is a folder on disk.
 
-Opening a document takes no lock, because a memory-mapped file may be removed, except on Windows,
-where `Library.remove` fails. An ingest locks its document, and writes each segment of the KV cache
-when the segment is full, then the document's other files, and finally the manifest.
+Opening a document takes no lock, because a memory-mapped file stays readable after another process
+has removed the file. On Windows, an open file cannot be removed. A process that stores a document
+locks the document, writes each segment of the KV cache when the segment is full, then the
+document's other files, and finally the manifest.
 
-Before an ingest writes the first segment, it writes a claim, a file with the hashes in the names of
-all segments that the document will have. Segments with a claim are removed only by `Library.prune`,
-and only while no ingest locks the document. A document's manifest is removed before its other
-files, so that a killed process never leaves a manifest without files.
+Before the first segment is written, all segments that the document will have are listed in a file
+(claim). Only `Library.prune` removes claimed segments, and only if no process is storing the
+document. A document's manifest is removed before the document's other files, so that a killed
+process never leaves a manifest without files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile, SegmentLayer
+from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.system.text import digest_text, encode_text
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class PruneResult:
 
 
 class StoredDocument:
-    """A stored document opened for questions, with its segments memory-mapped. Raises LibraryError:
-    a file of the document is missing, damaged or of another format.
+    """A stored document opened for questions; the files of its KV cache are memory-mapped. Raises
+    LibraryError: a file of the document is missing, damaged or of another format.
 
     Attributes:
         offsets: (n, 2), first character and end of each token in `text`."""
@@ -70,26 +71,25 @@ class StoredDocument:
         payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
         self.segments = [
-            SegmentFile(path, entry.layout, entry.count_segment_tokens(i), key)
+            KVSegmentFile(path, entry.layout, entry.count_segment_tokens(i), key)
             for i, path in enumerate(map(paths.get_segment_path, entry.segments))
         ]
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """The ids of all tokens of the document, as a list."""
         return list(self._ids.tolist())
 
-    def read_layer_records(self, layer: int = 0) -> Tensor:
-        """Returns one layer's keys and values of all n tokens as the stored bytes (n, row_bytes).
+    def read_encoded_layer(self, layer_index: int = 0) -> Tensor:
+        """Returns the stored bytes of all tokens' keys and values in one layer, one row per token.
         Raises LibraryError: the bytes are damaged."""
         import torch
 
-        layers = [SegmentLayer(segment, layer) for segment in self.segments]
-        return torch.cat([one.read_token_records(0, len(one)) for one in layers])
+        layers = [document_files.KVSegmentLayer(one, layer_index) for one in self.segments]
+        return torch.cat([one.read_encoded_tokens(0, len(one)) for one in layers])
 
 
 class DocumentWriter:
-    """Writes a document's files during its ingest, while `Library.open_writer` locks the document.
+    """Writes the files of a document while `Library.open_writer` locks the document.
 
     Attributes:
         segments: the segments of the document's KV cache on disk, which documents may share.
@@ -103,30 +103,34 @@ class DocumentWriter:
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
         self.wrote = self.is_finished = False
         self._fit = document_files.NO_FIT
-        self.segments = self._find_segments_on_disk()
+        self.segments = self._open_segments_on_disk()
 
     @property
     def stored_token_count(self) -> int:
         """Number of the document's tokens whose KV cache is on disk already."""
         return sum(segment.tokens for segment in self.segments)
 
-    def _find_segments_on_disk(self) -> list[SegmentFile]:
-        """Opens the segments of the document's KV cache, up to the first that is not complete."""
+    def _open_segments_on_disk(self) -> list[KVSegmentFile]:
+        """Opens the segments of the document's KV cache, up to the first incomplete segment."""
         hashes = self._prefixes[: len(self.ids) // self.layout.segment]
         return self._open_usable_segments(hashes, document_files.NO_FIT)
 
-    def _open_usable_segments(self, hashes: Sequence[str], projections: str) -> list[SegmentFile]:
-        """Opens segments of the KV cache by the hashes in their names, up to the first bad one."""
-        segments = list[SegmentFile]()
+    def _open_usable_segments(
+        self, segment_hashes: Sequence[str], projections_hash: str
+    ) -> list[KVSegmentFile]:
+        """Opens segment files by the hashes in their names, up to the first damaged file."""
+        segments = list[KVSegmentFile]()
         with suppress(LibraryError):
-            for i, token_hash in enumerate(hashes):
+            for i, token_hash in enumerate(segment_hashes):
                 count = min(self.layout.segment, len(self.ids) - i * self.layout.segment)
-                segments.append(self._open_checked_segment(f"{token_hash}-{projections}", count))
+                name = f"{token_hash}-{projections_hash}"
+                segments.append(self._open_checked_segment(name, count))
         return segments
 
-    def _open_checked_segment(self, name: str, token_count: int) -> SegmentFile:
-        segment = SegmentFile(self.paths.get_segment_path(name), self.layout, token_count, self.key)
-        segment.check_all_bytes()
+    def _open_checked_segment(self, segment_name: str, token_count: int) -> KVSegmentFile:
+        path = self.paths.get_segment_path(segment_name)
+        segment = KVSegmentFile(path, self.layout, token_count, self.key)
+        segment.verify_all_bytes()
         return segment
 
     def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
@@ -144,7 +148,7 @@ class DocumentWriter:
             path = self.paths.get_segment_path(name)
             with disk.convert_write_errors(self.paths.root):
                 document_files.write_segment_file(path, self.key, self.layout, count, layers)
-            self.wrote, segment = True, SegmentFile(path, self.layout, count, self.key)
+            self.wrote, segment = True, KVSegmentFile(path, self.layout, count, self.key)
         self.segments.append(segment)
 
     def _write_file(self, path: Path, contents: bytes) -> str:
@@ -182,13 +186,13 @@ class DocumentWriter:
             text_sha256=digest_text(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
-        files = {kind: paths.get_document_path(key, kind) for kind in entry.own_file_suffixes}
+        files = {kind: paths.get_document_path(key, kind) for kind in entry.unshared_file_suffixes}
         files["fit"] = paths.get_projections_path(self._fit)
         entry.sizes.update((kind, disk.get_file_size(path)) for kind, path in files.items())
         entry.sizes["segments"] = sum(disk.get_file_size(segment.path) for segment in self.segments)
         with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
             document_files.write_manifest(paths, entry)
-            paths.get_claim_path(key).unlink()
+            paths.get_segment_claim_path(key).unlink()
         paths.mark_document_used(key)
         self.is_finished = True
         return document_files.read_manifest(paths, key)
@@ -205,48 +209,47 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, prefill_identity: str, text: str) -> str:
-        """Returns a hash of a document's text and of the model and settings of its prefill."""
         return disk.compute_document_key(prefill_identity, text)
 
     def find_entry(self, document_key: str) -> LibraryEntry | None:
         """Returns the entry of a document, or None if the library has no such document. Raises
         LibraryError: the manifest is damaged or of another format, or the folder is unreadable."""
-        self._paths.refuse_foreign_folder()
+        self._paths.refuse_folder_without_marker()
         keys = [document_key] if self._paths.has_document(document_key) else []
-        for entry in document_files.read_entries(self._paths, keys):
+        for entry in document_files.read_manifests(self._paths, keys):
             entry.raise_error_if_unusable()
             return entry
         return None
 
     def entries(self) -> list[LibraryEntry]:
-        """Returns the stored documents, even damaged ones, except documents whose file was removed
-        or changed, the most recently used first. Raises LibraryError: the folder is no library."""
-        return self.separate_former_documents().present
+        """Returns the stored documents, even damaged ones, the most recently used first, but not
+        those whose file was removed or changed. Raises LibraryError: the folder is no library."""
+        return self.list_present_and_former().present
 
-    def separate_former_documents(self) -> PresentAndFormerEntries:
+    def list_present_and_former(self) -> PresentAndFormerEntries:
         """Divides stored documents into present documents and those whose text no file has now."""
-        self._paths.refuse_foreign_folder()
-        entries = document_files.read_entries(self._paths)
-        return catalogue.load_record_lookup(self._paths).separate_former_documents(entries)
+        self._paths.refuse_folder_without_marker()
+        entries = document_files.read_manifests(self._paths)
+        return catalogue.load_file_record_lookup(self._paths).divide_by_presence(entries)
 
     def match_entries(self, id_name_or_source: str) -> list[LibraryEntry]:
-        """Returns the documents whose key begins with the given text (4 digits or more), or else
-        whose name or source is the text. Documents whose text no file has now are returned only if
-        no other document matches. Raises LibraryError: the folder is unreadable or no library."""
+        """Finds documents by the first digits of their key, at least 4, or else by their name or
+        source. Documents whose text no file has now are returned only if no other document matches.
+        Raises LibraryError: the folder is unreadable or no library."""
         paths, wanted = self._paths, id_name_or_source
-        paths.refuse_foreign_folder()
+        paths.refuse_folder_without_marker()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
         keys = [key for key in known if key.startswith(wanted.lower())]
-        entries = document_files.read_entries(paths, keys or None)
+        entries = document_files.read_manifests(paths, keys or None)
         if not keys:
             entries = [one for one in entries if wanted in (one.name, one.provenance.get("source"))]
-        present, former = catalogue.load_record_lookup(paths).separate_former_documents(entries)
+        present, former = catalogue.load_file_record_lookup(paths).divide_by_presence(entries)
         return present or former
 
     def list_text_digests(self) -> set[str]:
         """Returns the digests of the texts of all documents. Raises LibraryError."""
-        self._paths.refuse_foreign_folder()
-        return set(catalogue.map_digests_to_document_keys(self._paths))
+        self._paths.refuse_folder_without_marker()
+        return set(catalogue.map_text_digests_to_document_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
@@ -264,11 +267,10 @@ class Library:
         return sum(bool(record.folder and record.digest) for record in records)
 
     def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or an empty catalogue in memory."""
         return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or a copy if the catalogue cannot be written."""
+        """Opens the library's catalogue, or a temporary copy if the file cannot be written."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
     def estimate_document_size(self, token_count: int, layout: Layout, state_bytes: int = 0) -> int:
@@ -310,18 +312,18 @@ class Library:
             entry = self.find_entry(key)
             if entry is None:
                 prefixes = document_files.compute_segment_hashes(identity, ids, layout)
-                was_claimed = paths.get_claim_path(key).exists()
+                was_claimed = paths.get_segment_claim_path(key).exists()
                 protect_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
                     size = self.estimate_document_size(len(ids), layout, state_bytes)
                     size -= layout.compute_segment_bytes(writer.stored_token_count)
-                    disk.check_free_disk_space(self.root, size)
+                    disk.require_free_disk_space(self.root, size)
                     yield writer
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
                         with suppress(OSError):
-                            paths.get_claim_path(key).unlink()
+                            paths.get_segment_claim_path(key).unlink()
         if entry is not None:
             yield entry
 
@@ -359,7 +361,7 @@ class Library:
 
     def verify(self, entry: LibraryEntry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
-        from esa_cli.storage.library.packed_files import check_document_file
+        from esa_cli.storage.library.packed_files import verify_document_file
 
         if entry.error:
             return [entry.error]
@@ -369,18 +371,18 @@ class Library:
                 if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
                 else:
-                    check_document_file(path, path, entry)
+                    verify_document_file(path, path, entry)
             except LibraryError as error:
                 errors.append(error)
         return errors
 
     def remove(self, entry: LibraryEntry) -> int:
-        """Removes a document, except parts that other documents may need, and returns the number
-        of bytes freed. Raises LibraryError, DiskError: a file cannot be removed or written."""
+        """Removes a document's files, except those that other documents may need, and returns how
+        many bytes are freed. Raises LibraryError, DiskError: a file cannot be removed."""
         paths = self._paths
         paths.create_library_folders()
         with disk.convert_write_errors(self.root), paths.hold_lock("library"):
-            others = [one for one in document_files.read_entries(paths) if one.key != entry.key]
+            others = [one for one in document_files.read_manifests(paths) if one.key != entry.key]
             is_needed = make_needed_file_filter(paths, others, with_abandoned_claims=True)
             segments = map(paths.get_segment_path, entry.segments)
             shared = [paths.get_projections_path(entry.fit), *segments]
@@ -389,30 +391,30 @@ class Library:
                 shared = [path for name in folders for path in paths.list_complete_files(name)]
             files = [paths.get_document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
-        self._run_catalogue_change(Catalogue.drop_unused_texts)
+        self._apply_catalogue_change(Catalogue.remove_unused_texts)
         return freed
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
-        """Removes documents whose text no file has now, the files of killed ingests and, until the
-        library takes at most `max_bytes` bytes, the least recently used documents. Raises
+        """Removes documents whose text no file has now, files that killed processes left and, if
+        the library is still larger than `max_bytes`, the least recently used documents. Raises
         LibraryError: a damaged document prevents removals, or a file cannot be removed."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
         paths.create_library_folders()
-        former_keys = {entry.key for entry in self.separate_former_documents().former}
+        former_keys = {entry.key for entry in self.list_present_and_former().former}
         with disk.convert_write_errors(self.root), paths.hold_lock("library"):
-            entries, total = document_files.read_entries(paths), self.nbytes
+            entries, total = document_files.read_manifests(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
             usable = [entry for entry in reversed(entries) if not entry.error]
             order = sorted(usable, key=lambda entry: entry.key not in former_keys)
 
-            def find_unneeded_files(removed_documents: int) -> list[Path]:
-                remaining_entries = unusable + order[removed_documents:]
-                return list_unneeded_files(paths, remaining_entries, order[:removed_documents])
+            def find_unneeded_files(removed_document_count: int) -> list[Path]:
+                remaining_entries = unusable + order[removed_document_count:]
+                return list_unneeded_files(paths, remaining_entries, order[:removed_document_count])
 
-            def fits_size_limit(removed_documents: int) -> bool:
-                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_documents)))
+            def fits_size_limit(removed_document_count: int) -> bool:
+                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_document_count)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = former_count = sum(entry.key in former_keys for entry in order)
@@ -424,10 +426,10 @@ class Library:
             if not dry_run:
                 delete_files(paths, sorted(files, key=lambda path: path.suffix != ".doc"))
         if not dry_run:
-            self._run_catalogue_change(Catalogue.remove_unused_records)
+            self._apply_catalogue_change(Catalogue.remove_unused_contents)
         return PruneResult(tuple(order[:count]), leftovers, freed, total - freed, tuple(unusable))
 
-    def _run_catalogue_change(self, change: Callable[[Catalogue], object]) -> None:
+    def _apply_catalogue_change(self, change: Callable[[Catalogue], object]) -> None:
         try:
             with self.open_catalogue() as opened:
                 change(opened)
@@ -437,10 +439,11 @@ class Library:
 
 
 def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: list[str]) -> None:
-    """Writes a claim, a file that protects the segments whose names have the given hashes from
-    removal during the ingest of a document. Raises LibraryError, DiskError."""
+    """Writes a file (claim) that protects segments, named by their hashes, from removal while a
+    document is being stored. Raises LibraryError, DiskError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
-        claim, path = json.dumps(segment_hashes).encode(), paths.get_claim_path(document_key)
+        path = paths.get_segment_claim_path(document_key)
+        claim = json.dumps(segment_hashes).encode()
         disk.write_checksummed_file(path, "claim", claim, document_key)
 
 
@@ -457,11 +460,9 @@ def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
 def make_needed_file_filter(
     paths: LibraryPaths, entries: Iterable[LibraryEntry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
-    """Returns a function that says whether a document or a running ingest needs a file of segments
-    or projections, provided that the caller holds the library's lock.
-
-    Args:
-        entries: the documents. with_abandoned_claims: whether claims of killed ingests count."""
+    """Returns a function that says whether a file of segments or projections is needed by one of
+    the documents `entries`, or by a document that is being stored. The caller must hold the
+    library's lock. If `with_abandoned_claims`, claims of killed processes count."""
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
@@ -496,7 +497,7 @@ def list_unneeded_files(
     """Returns the library's files that neither the kept documents nor a running ingest need."""
     is_file_needed = make_needed_file_filter(paths, kept, with_abandoned_claims=False)
     is_locked = cache(paths.is_lock_held)
-    kept_keys, removed_keys = {entry.key for entry in kept}, {entry.key for entry in removed}
+    kept_keys, removed_keys = ({entry.key for entry in kept}, {entry.key for entry in removed})
 
     def is_file_kept(path: Path) -> bool:
         if path.suffix == ".part":

@@ -3,7 +3,7 @@
 An archive is an uncompressed tar of a library's files, beginning with the library's marker file. A
 file's name is a hash of its contents, so files that the target library already has are not copied
 again. Every file of a document is checked when it is copied. A document's manifest is copied last,
-since a document with a manifest is complete, and a stopped copy can be continued.
+because a document with a manifest counts as complete. Copying can be stopped and continued.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import LibraryEntry, list_document_files
 from esa_cli.storage.library.library import Library, protect_segments
-from esa_cli.storage.library.packed_files import check_document_file, check_foreign_manifest
+from esa_cli.storage.library.packed_files import decode_untrusted_manifest, verify_document_file
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
@@ -33,7 +33,7 @@ class DamagedSourceError(LibraryError):
 
 
 @dataclass
-class CopyResult:
+class LibraryCopyResult:
     """The documents copied between two libraries, and the errors of damaged documents.
 
     Args:
@@ -48,16 +48,16 @@ class CopyResult:
 
 
 class FileByteRange(NamedTuple):
-    """The bytes of `path` that are a file of a library: a member of an archive, or a whole file."""
+    """The place of a library's file: a range of bytes in an archive, or the whole file `path`."""
 
     path: Path
     start: int
     size: int
 
 
-class CopySource:
-    """The files of a library in a folder or an archive, found by name. Raises LibraryError: the
-    folder or archive is not a library, or the archive is cut off."""
+class SourceLibrary:
+    """A library from which documents are copied: a folder or an archive file. Raises LibraryError:
+    the folder or archive is not a library, or the archive is cut off."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -71,7 +71,6 @@ class CopySource:
             ) from error
 
     def list_document_keys(self) -> list[str]:
-        """Returns the sorted keys of all documents in the folder or archive."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
@@ -125,7 +124,7 @@ def _list_archive_files(archive_path: str) -> dict[str, FileByteRange]:
 
 def push_documents(
     library: Library, target: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
-) -> CopyResult:
+) -> LibraryCopyResult:
     """Copies documents from the library to another folder, which becomes a library, or to a new
     archive file. `progress` is called with the numbers of documents done and of all documents.
 
@@ -135,9 +134,9 @@ def push_documents(
     refuse_url_as_copy_place(target)
     keys = [entry.key for entry in entries]
     if not keys:
-        return CopyResult()
+        return LibraryCopyResult()
     if not is_archive_path(target):
-        source, copy = CopySource(str(library.root)), LibraryPaths(Path(target))
+        source, copy = SourceLibrary(str(library.root)), LibraryPaths(Path(target))
         copy.create_library_folders()
         return _copy_documents(keys, lambda key: _copy_document(source, copy, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
@@ -157,7 +156,7 @@ def pull_documents(
     id_prefixes: Sequence[str] = (),
     progress: Progress | None = None,
     on_wait: Callable[[], None] | None = None,
-) -> CopyResult:
+) -> LibraryCopyResult:
     """Copies documents from another library's folder or from an archive file into the library.
 
     Args:
@@ -169,7 +168,7 @@ def pull_documents(
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
         DiskError: the disk is full."""
     refuse_url_as_copy_place(source_path)
-    source, target = CopySource(source_path), LibraryPaths(library.root)
+    source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
     for start in starts:
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
@@ -193,9 +192,9 @@ def refuse_url_as_copy_place(path_or_url: str) -> None:
 
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
-) -> CopyResult:
-    """Copies each document by `copy_document`, which returns the number of bytes, or None."""
-    result = CopyResult()
+) -> LibraryCopyResult:
+    """Copies each document by `copy_document`, which returns None if the document is not new."""
+    result = LibraryCopyResult()
     for number, key in enumerate(keys, 1):
         try:
             nbytes = copy_document(key)
@@ -211,7 +210,7 @@ def _copy_documents(
 
 
 def _copy_document(
-    source: CopySource, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
+    source: SourceLibrary, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes copied, or None if the
     library has the document. Raises DamagedSourceError: the document is damaged in the source."""
@@ -221,16 +220,16 @@ def _copy_document(
             return None
         with _convert_source_errors(source.place, target, key, manifest):
             data = b"".join(source.read_file_chunks(_make_relative_path(target, manifest)))
-            entry = check_foreign_manifest(target, key, data)
+            entry = decode_untrusted_manifest(target, key, data)
         files, copied = list_document_files(target, entry), len(data)
         missing_bytes = sum(entry.sizes.values()) - sum(map(disk.get_file_size, files))
-        disk.check_free_disk_space(target.root, missing_bytes)
+        disk.require_free_disk_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
         protect_segments(target, key, [*map(document_files.extract_segment_hash, entry.segments)])
         with disk.convert_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
-                    check_document_file(path, path, entry)
+                    verify_document_file(path, path, entry)
                 except LibraryError:
                     with (
                         _convert_source_errors(source.place, target, key, path),
@@ -240,11 +239,11 @@ def _copy_document(
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        check_document_file(disk.make_temporary_path(path, key), path, entry)
+                        verify_document_file(disk.make_temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
                 with disk.create_file_atomically(manifest, key) as file:
                     file.write(data)
-                target.get_claim_path(key).unlink()
+                target.get_segment_claim_path(key).unlink()
     target.mark_document_used(key)
     return copied
 
@@ -259,7 +258,7 @@ def _add_document_to_archive(
     files = [path for path in list_document_files(paths, entry) if path not in added_files]
     for path in files:
         with _convert_source_errors(place, paths, document_key, path):
-            check_document_file(path, path, entry)
+            verify_document_file(path, path, entry)
     added_files.update(files)
     return _add_archive_members(archive, paths, [*files, manifest])
 
@@ -303,7 +302,7 @@ def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
     Raises UsageError: the file exists and is no archive. DocumentError."""
     if path.exists():
         try:
-            CopySource(str(path))
+            SourceLibrary(str(path))
         except ArchiveFileError as error:
             message = f"{path} exists, and is not an archive of a library"
             raise UsageError(message, "give the name of a new file for the archive") from error

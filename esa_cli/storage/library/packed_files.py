@@ -23,7 +23,7 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, make_named_projection_tensors
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile
+from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.system.text import digest_text
 
 State = dict[str, Tensor]
@@ -46,14 +46,14 @@ def pack_tokens(token_ids: Sequence[int], offsets: Sequence[tuple[int, int]] | T
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
-def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
+def unpack_tokens(packed_tokens: bytes) -> tuple[Tensor, Tensor]:
     """Unpacks the token ids (n,) and the tokens' character offsets (n, 2) of a document."""
-    tensors = load(payload)
+    tensors = load(packed_tokens)
     return tensors["ids"], tensors["offsets"]
 
 
 class RecurrentStates(NamedTuple):
-    """The states of a model's recurrent layers after the segment with the hash `segment`."""
+    """The states of a model's recurrent layers after the last token of the segment `segment`."""
 
     segment: str
     states: list[State]
@@ -94,9 +94,9 @@ def pack_projections(projections: Projections) -> bytes:
     return save({**layers, **make_named_projection_tensors(projections)})
 
 
-def unpack_projections(payload: bytes) -> list[Linear | None]:
+def unpack_projections(packed_projections: bytes) -> list[Linear | None]:
     """Unpacks each layer's projection, or None for a layer without reduced keys."""
-    tensors, projections = load(payload), list[Linear | None]()
+    tensors, projections = load(packed_projections), list[Linear | None]()
     for i in range(int(tensors["layers"])):
         pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
         is_reduced = pair[0] is not None and pair[1] is not None
@@ -109,25 +109,25 @@ def hash_projections(packed_projections: bytes) -> str:
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
-def check_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
+def verify_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
     """Checks every byte of a document's file before the file is moved to `final_path`. Raises
     LibraryError: the file is missing, damaged, or belongs to another document."""
     path, key, kind = final_path, entry.key, final_path.suffix[1:]
     if kind == "seg":
         tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
-        SegmentFile(file_path, entry.layout, tokens, key, path.stem).check_all_bytes()
+        KVSegmentFile(file_path, entry.layout, tokens, key, path.stem).verify_all_bytes()
         return
     data = disk.read_file_bytes(file_path, key)
     payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
     try:
-        belongs = len(data) == entry.sizes[kind] and _do_contents_match(entry, kind, payload, path)
+        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _do_contents_match(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
+def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
     """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if file_kind == "text":
@@ -155,7 +155,7 @@ def _do_contents_match(entry: LibraryEntry, file_kind: str, payload: bytes, path
     return good and not tensors
 
 
-def check_foreign_manifest(paths: LibraryPaths, key: str, manifest_bytes: bytes) -> LibraryEntry:
+def decode_untrusted_manifest(paths: LibraryPaths, key: str, manifest_bytes: bytes) -> LibraryEntry:
     """Checks and decodes a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.get_document_path(key)
@@ -182,7 +182,7 @@ def _is_manifest_consistent(paths: LibraryPaths, entry: LibraryEntry) -> bool:
         and 0 <= entry.created < 1 << 40
         and len(entry.segments) == -(-entry.tokens // layout.segment)
         and layout.compute_segment_bytes(entry.tokens) == sizes["segments"]
-        and set(sizes) == {"segments", "fit", *entry.own_file_suffixes}
+        and set(sizes) == {"segments", "fit", *entry.unshared_file_suffixes}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
         and all(map(paths.is_complete_file_name, document_files.list_document_files(paths, entry)))

@@ -16,13 +16,13 @@ from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import disk, document_files, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile, SegmentLayer
+from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
 from esa_cli.storage.library.packed_files import Projections, RecurrentStates, State
 from esa_cli.storage.memory_store import (
     BLOCK,
     CPU,
-    AppendableStoreChain,
+    AppendableKVStoreChain,
     KVStoreChain,
     KVStoreSlice,
     MemoryKVStore,
@@ -32,12 +32,12 @@ from esa_cli.storage.memory_store import (
 )
 
 
-class SegmentKVStore(SegmentLayer):
-    """A read-only store of one layer's keys and values in a memory-mapped segment file."""
+class SegmentKVStore(document_files.KVSegmentLayer):
+    """A read-only KV cache of one layer, for the tokens of one memory-mapped segment file."""
 
     is_on_device = False
 
-    def __init__(self, segment: SegmentFile, layer: int, device: torch.device = CPU) -> None:
+    def __init__(self, segment: KVSegmentFile, layer: int, device: torch.device = CPU) -> None:
         super().__init__(segment, layer)
         self.device, layout = device, self.layout
         self.heads, self.dim, self.shared = layout.heads, layout.dim, layout.shared
@@ -47,7 +47,7 @@ class SegmentKVStore(SegmentLayer):
         return len(self) * self.segment.layout.count_token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = document_files.decode_records(self.read_token_records(start, stop), self.layout)
+        rows = document_files.decode_records(self.read_encoded_tokens(start, stop), self.layout)
         return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
@@ -63,7 +63,7 @@ class SegmentKVStore(SegmentLayer):
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        records = self.read_token_records(start, stop)
+        records = self.read_encoded_tokens(start, stop)
         for low in range(0, stop - start, max_tokens):
             block = records[low : low + max_tokens]
             vectors = make_slice_or_list(groups or range(self.heads))
@@ -81,7 +81,7 @@ class SegmentKVStore(SegmentLayer):
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
-        feature_bytes = self.read_bytes_after_rows(self.section.reduced, size)
+        feature_bytes = self.read_reduced_keys_or_checksums(self.section.reduced, size)
         features = feature_bytes.view(dtype).view(len(self), -1)
         for low in range(start, stop, max_tokens):
             yield low, features[low : min(low + max_tokens, stop)].to(self.device)
@@ -102,7 +102,7 @@ def read_recurrent_states(
     return stored
 
 
-def _read_projections(
+def _read_projections_file(
     paths: LibraryPaths, projections_hash: str, key: str
 ) -> list[Linear | None] | None:
     """Reads a document's fitted projections, or returns None for the hash `NO_FIT`."""
@@ -123,7 +123,7 @@ class StoredKVCache:
     def __init__(self, document: StoredDocument) -> None:
         paths, entry = document.paths, document.entry
         self._segments, self._layer_count = document.segments, entry.layout.layers
-        self.projections = _read_projections(paths, entry.fit, entry.key)
+        self.projections = _read_projections_file(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
             last = document_files.extract_segment_hash(entry.segments[-1])
@@ -154,7 +154,7 @@ class KVCacheWriter(DocumentWriter):
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
         super().__init__(paths, key, identity, ids, layout, prefixes)
-        self.layers = list[AppendableStoreChain]()
+        self.layers = list[AppendableKVStoreChain]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
             shape = layout.make_layer_layout(i)
@@ -162,12 +162,12 @@ class KVCacheWriter(DocumentWriter):
             tail.set_expected_token_count(layout.segment)
             parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
             slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
-            self.layers.append(AppendableStoreChain(slices, tail))
+            self.layers.append(AppendableKVStoreChain(slices, tail))
 
-    def _find_segments_on_disk(self) -> list[SegmentFile]:
+    def _open_segments_on_disk(self) -> list[KVSegmentFile]:
         """Opens the segments of the document's KV cache that are complete on disk, and loads the
         projections and, if the model has recurrent layers, the layers' states."""
-        layout, states, best = self.layout, self.states, list[SegmentFile]()
+        layout, states, best = self.layout, self.states, list[KVSegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
             try:
@@ -179,19 +179,19 @@ class KVCacheWriter(DocumentWriter):
         for path in sorted(self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")):
             fit = path.stem.partition("-")[2]
             with suppress(LibraryError):
-                projections = _read_projections(self.paths, fit, self.key)
+                projections = _read_projections_file(self.paths, fit, self.key)
                 segments = self._open_usable_segments(prefixes, fit)
                 if len(segments) >= min_count and len(segments) > len(best):
                     best, self.states, self._fit = segments, states, fit
                     self.projections = projections
         return best
 
-    def flush_segments(
+    def write_complete_segments(
         self, projections: Projections | None = None, states: Sequence[State] = ()
     ) -> None:
-        """Writes every segment of the KV cache that is complete in all layers, and frees its
-        memory, so that a killed ingest loses at most one segment. Raises LibraryError, DiskError:
-        the disk is full; complete segments stay on disk.
+        """Writes every segment of the KV cache that is complete in all layers, and frees the
+        segment's memory, so that a killed process loses at most one segment. Raises LibraryError,
+        DiskError: the disk is full; segments that were written stay on disk.
 
         Args:
             projections: the projections of the reduced keys, needed for the first segment.
@@ -218,7 +218,7 @@ class KVCacheWriter(DocumentWriter):
         self.write_next_segment(layer.tail.read_first_tokens(token_count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
             store = SegmentKVStore(self.segments[-1], i, layer.tail.device)
-            layer.replace_first_tail_tokens(store)
+            layer.replace_first_appended_tokens(store)
 
     def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **fields: Any
@@ -229,7 +229,7 @@ class KVCacheWriter(DocumentWriter):
             projections: the projections of the reduced keys, needed for the first segment.
             states: the recurrent layers' states after the last token.
             fields: the arguments of `DocumentWriter.finish_document`."""
-        self.flush_segments(projections)
+        self.write_complete_segments(projections)
         left = len(self.ids) - self.stored_token_count
         has_all = all(len(layer) == len(self.ids) for layer in self.layers)
         has_all = has_all and self._count_complete_tokens() == left
@@ -237,5 +237,5 @@ class KVCacheWriter(DocumentWriter):
             raise self._make_missing_tokens_error()
         if left:
             self._write_segment_from_memory(left, projections)
-        self.flush_segments(states=states)
+        self.write_complete_segments(states=states)
         return super().finish_document(**fields)

@@ -131,7 +131,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "wait_between_polls", changes)
+    monkeypatch.setattr(files, "iterate_at_poll_intervals", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

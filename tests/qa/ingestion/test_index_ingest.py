@@ -190,7 +190,7 @@ def test_a_flipped_byte_is_named(loaded: Any, library: Library, finder: Path) ->
         assert entry is not None
         path = library.root / "segments" / f"{entry.segments[1]}.seg"
         data = bytearray(path.read_bytes())
-        data[entry.layout.locate_sections(SEGMENT)[0].start + 7] ^= 4
+        data[entry.layout.locate_layers(SEGMENT)[0].start + 7] ^= 4
         path.write_bytes(data)
         for use in (one.find, one.ingest, one.open):
             with pytest.raises(LibraryError, match=f"{path.name} is damaged") as caught:

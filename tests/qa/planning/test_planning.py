@@ -160,7 +160,7 @@ def test_layers_are_counted_as_the_model_counts_them(
     model: Any = make_model("lfm2")
     kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
-    monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
+    monkeypatch.setattr(plan, "has_separate_memory", lambda device: True)
     method = resolve_preset(load_preset("tiny-random")).method
     with attach(model, method) as attached:
         cache = attached.new_cache(KvCachePlacement(model, method, "host").puts_cache_on_host(10))
@@ -181,7 +181,7 @@ def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.M
     with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as plain:
         plain.read(TEXT)
         want = plain.ask(QUESTION)
-    monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
+    monkeypatch.setattr(plan, "has_separate_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random"), "host") as session:
         session.read(TEXT)
         assert not any(layer.memory.store.is_on_device for layer in session.cache.kv_layers)  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
-    monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
+    monkeypatch.setattr("esa_cli.storage.memory_store.has_separate_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         ids, reserved = session.prompt.encode_document(TEXT), 0 if opened else RESERVE
         session.plan_prefill(ids, reserved_tokens=reserved)

@@ -30,7 +30,7 @@ from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
-from esa_cli.system.jsonl import OrderedJsonLinesFile
+from esa_cli.system.jsonl import AnswersFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.strict_parsing import load_json
@@ -200,7 +200,7 @@ def read_questions_file(
                 except DocumentError as error:
                     files, fault = InputFiles(), error.message
             asked = [text, names, row.get("id"), answer_settings]
-        # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
+        # The key of `AnswersFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in files.paths]]
         digests = [digest_text(json.dumps(part, sort_keys=True, default=str)) for part in parts]
         key = ".".join(digest[:16] for digest in digests)
@@ -277,14 +277,14 @@ def select_questions_of_shard(
 
 def open_answers_file(
     answers_path: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
-) -> OrderedJsonLinesFile:
+) -> AnswersFile:
     """Opens the answers file; if `drops_failed_rows` is set, rows with an error are deleted."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(answers_path, places, retry_failed=drops_failed_rows)
+    return AnswersFile(answers_path, places, retry_failed=drops_failed_rows)
 
 
 def copy_answers_from_shard_files(
-    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
+    answers: AnswersFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
     """Copies rows that `answers` lacks from the answers files of other shards. A row with an answer
     replaces a row with an error. Raises UsageError: a file answers other questions."""
@@ -307,7 +307,7 @@ def copy_answers_from_shard_files(
 def answer_batch_questions(
     esa: Esa,
     questions: Sequence[BatchQuestion],
-    answers: OrderedJsonLinesFile,
+    answers: AnswersFile,
     ask_arguments: Mapping[str, Any],
     *,
     limit: int | None = None,

@@ -25,7 +25,7 @@ from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field_name, read_json_lines
+from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, read_json_lines, refuse_other_first_field
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CollectedPlacesFile(JsonLinesFile):
     def _load_rows(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
 
-        check_first_field_name(path, FIRST)
+        refuse_other_first_field(path, FIRST)
         places = []
         for number, row in enumerate(read_json_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
@@ -344,7 +344,7 @@ def collect(
     opts.refuse_conflicting_options()
     names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
     if opts.out is not None:
-        check_first_field_name(opts.out, FIRST)
+        refuse_other_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = reader_options.load_preset(model).alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:

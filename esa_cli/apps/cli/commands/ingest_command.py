@@ -176,7 +176,7 @@ def _update_library_from_folders(
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
-    from esa_cli.system.files import wait_between_polls
+    from esa_cli.system.files import iterate_at_poll_intervals
 
     library = Library()
     reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
@@ -208,7 +208,7 @@ def _update_library_from_folders(
         update_library_and_print_changes(folder, is_first_update=True)
     if watch:
         reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
-        for _ in wait_between_polls():
+        for _ in iterate_at_poll_intervals():
             time.sleep(SETTLE_S)
             for folder in reported_files:
                 update_library_and_print_changes(folder, is_first_update=False)
@@ -273,7 +273,7 @@ def update_library_from_folder(
     reported_files.update(failed, state.removed)
     if prune:
         with library.open_catalogue() as catalogue:
-            entries = [entry for part in catalogue.separate_former_documents() for entry in part]
+            entries = [entry for part in catalogue.list_present_and_former() for entry in part]
             outdated = find_outdated_entries(catalogue, state, entries)
         for entry in outdated:
             library.remove(entry)

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
-from esa_cli.system.progress import OnWaitCallback
+from esa_cli.system.progress import IngestWaitCallback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -44,7 +44,7 @@ def list_documents(
 ) -> None:
     """List the library's documents, the most recently used first."""
     stored = Library()
-    present, former = stored.separate_former_documents()
+    present, former = stored.list_present_and_former()
     entries = [*present, *former] if with_former else present
     if as_json:
         terminal.print_json(
@@ -108,7 +108,7 @@ def show_document(
 def verify_documents(names_or_ids: AnyIds = None, as_json: options.Json = False) -> None:
     """Check every byte of stored documents, and say what is damaged."""
     stored = Library()
-    entries = [entry for part in stored.separate_former_documents() for entry in part]
+    entries = [entry for part in stored.list_present_and_former() for entry in part]
     entries = _find_stored_documents(stored, names_or_ids) if names_or_ids else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
@@ -135,7 +135,7 @@ def remove_documents(names_or_ids: Ids, is_confirmed: options.Yes = False) -> No
     stored = Library()
     entries = _find_stored_documents(stored, names_or_ids)
     files = {entry.file_path for entry in entries if entry.file_path}
-    entries += [one for one in stored.separate_former_documents().former if one.file_path in files]
+    entries += [one for one in stored.list_present_and_former().former if one.file_path in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
     options.ask_to_confirm_removal("document", f"{listed} from the library", is_confirmed)
@@ -201,7 +201,9 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        wait = OnWaitCallback(lambda: reporter.show_note("esa: waiting for another esa"), None, 0)
+        wait = IngestWaitCallback(
+            lambda: reporter.show_note("esa: waiting for another esa"), None, 0
+        )
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = (

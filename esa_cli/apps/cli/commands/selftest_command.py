@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.system.jsonl import Journal
+    from esa_cli.system.jsonl import ResultsFile
 
 COMMON_SETTINGS = ("samples", "seed", "reading")
 """Settings that must be the same for all rows of a file of results."""
@@ -123,7 +123,7 @@ def _run_selftests(
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
-    from esa_cli.system.jsonl import Journal
+    from esa_cli.system.jsonl import ResultsFile
     from esa_cli.system.text import digest_text
 
     shard = common.check_files_and_parse_shard(common.out)
@@ -147,11 +147,11 @@ def _run_selftests(
         "preset_settings": preset.model_dump(exclude={"name", "description"}),
     }
     same = ("model", "settings", "preset_settings")
-    journal = Journal(
+    journal = ResultsFile(
         common.out, header, fixed_fields=same, key_fields=KEY,
         describe_invalid_row=describe_invalid_row,
     )  # fmt: skip
-    journal.add_shard_rows(common.join or ())
+    journal.load_rows_of_other_shards(common.join or ())
     known = fetch_and_check_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
@@ -319,7 +319,7 @@ def bench(
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import resolve_preset, set_method_to_compare
-    from esa_cli.system.jsonl import Journal
+    from esa_cli.system.jsonl import ResultsFile
 
     benchmark, reporter = find_benchmark(name), terminal.Reporter(common.quiet)
     if data is None:
@@ -347,11 +347,11 @@ def bench(
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
     key, wrong = bench_run.KEY, bench_run.describe_invalid_row
-    journal = Journal(
+    journal = ResultsFile(
         common.out, header, fixed_fields=("benchmark", "settings"), key_fields=key,
         describe_invalid_row=wrong,
     )  # fmt: skip
-    journal.add_shard_rows(common.join or ())
+    journal.load_rows_of_other_shards(common.join or ())
     if journal.rows:
         reporter.show_note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.has_all_result_rows(journal, presets)
@@ -402,7 +402,7 @@ def bench(
 
 def _print_benchmark_scores(
     selection: BenchRecordSelection,
-    journal: Journal,
+    journal: ResultsFile,
     too_long: list[dict[str, str]],
     as_json: bool,
     is_complete: bool,

@@ -21,8 +21,8 @@ def complete_document_names(typed_text: str) -> list[str]:
 
     try:
         paths = LibraryPaths(get_library_folder())
-        paths.refuse_foreign_folder()
-        known = {entry.key: entry.name for entry in document_files.read_entries(paths)}
+        paths.refuse_folder_without_marker()
+        known = {entry.key: entry.name for entry in document_files.read_manifests(paths)}
     except (EsaError, OSError):
         return []
     times = Counter(known.values())

@@ -17,7 +17,7 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.system.jsonl import Journal
+    from esa_cli.system.jsonl import ResultsFile
 
 WRITABLE = "name a file in a folder that you may write to"
 AllRowsExist = bool
@@ -68,7 +68,7 @@ def describe_command_run() -> dict[str, str]:
 
 
 def complete_results_file(
-    results: Journal,
+    results: ResultsFile,
     reporter: Reporter,
     add_missing_rows: Callable[[], AllRowsExist],
     print_rows: Callable[[AllRowsExist], None],
