@@ -39,44 +39,34 @@ class ModelFamily:
     skips_tokens: bool = False  # layers that share keys skip tokens as `logits_to_keep` says
     unequal_heads: bool = False  # full layers may differ in number and size of key heads
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
-    logit_factor: str = ""  # setting with a factor of the logits
-    logit_divisor: str = ""  # setting with a divisor of the logits
-    logit_cap: str = ""  # setting with the soft cap of the logits
 
 
 _LLAMA = ModelFamily()
 _SLIDING = ModelFamily(all_layers_slide=True)
-_CAPPED = ModelFamily(logit_cap="final_logit_softcapping")
-_COHERE = ModelFamily(pairs="interleaved", logit_factor="logit_scale")
+_INTERLEAVED = ModelFamily(pairs="interleaved")
 _LATENT = ModelFamily(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
-_GEMMA3N = replace(_CAPPED, sharing_layers="num_kv_shared_layers")
+_GEMMA3N = ModelFamily(sharing_layers="num_kv_shared_layers")
 _TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("llama qwen2 qwen3 olmo2 qwen2_moe seed_oss arcee apertus olmo flex_olmo gemma dots1 jais2 "
      "solar_open bitnet hy_v3 olmo3 cwm ministral lfm2 lfm2_moe lfm3 nemotron_h olmo_hybrid mellum "
-     "stablelm glm4_moe minimax_m2 phi nemotron qwen3_next qwen3_5_text qwen3_5_moe_text laguna",
+     "stablelm glm4_moe minimax_m2 phi nemotron qwen3_next qwen3_5_text qwen3_5_moe_text laguna "
+     "granite granitemoe granitemoeshared granitemoehybrid hyperclovax falcon_h1 gemma3_text",
      _LLAMA),
     ("mistral mixtral qwen3_moe starcoder2 olmoe ministral3", _SLIDING),
-    ("ernie4_5 ernie4_5_moe helium glm4 glm", ModelFamily(pairs="interleaved")),
-    ("granite granitemoe granitemoeshared granitemoehybrid",
-     ModelFamily(logit_divisor="logits_scaling")),
-    ("gemma2 vaultgemma", replace(_CAPPED, attention_cap="attn_logit_softcapping")),
+    ("ernie4_5 ernie4_5_moe helium glm4 glm cohere", _INTERLEAVED),
+    ("gemma2 vaultgemma", ModelFamily(attention_cap="attn_logit_softcapping")),
     ("exaone4 exaone_moe kolibri1", ModelFamily(rotating="hybrid")),
     ("hunyuan_v1_dense hunyuan_v1_moe",
      ModelFamily(norms_after=("query_layernorm", "key_layernorm"))),
     ("gpt_neox persimmon", ModelFamily(projections=("query_key_value",))),
-    ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1", _LATENT),
+    ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1 minicpm3", _LATENT),
     ("deepseek_v2", replace(_LATENT, pairs="interleaved", complex_table=True)),
-    ("minicpm3", replace(_LATENT, logit_divisor="logits_scaling")),
     ("phi3", ModelFamily(all_layers_slide=True, switches_rope=True, projections=("qkv_proj",))),
     ("phimoe", replace(_SLIDING, switches_rope=True)),
     ("smollm3", ModelFamily(rotating="no_rope_layers")),
-    ("cohere", _COHERE),
-    ("cohere2", replace(_COHERE, rotating="sliding")),
-    ("cohere2_moe", replace(_COHERE, rotating="prefix")),
-    ("nanochat", replace(_CAPPED, pairs="reversed")),
-    ("hyperclovax", ModelFamily(logit_factor="logits_scaling")),
-    ("falcon_h1", ModelFamily(logit_factor="lm_head_multiplier")),
-    ("gemma3_text", _CAPPED),
+    ("cohere2", replace(_INTERLEAVED, rotating="sliding")),
+    ("cohere2_moe", replace(_INTERLEAVED, rotating="prefix")),
+    ("nanochat", ModelFamily(pairs="reversed")),
     ("gemma3n_text", _GEMMA3N),
     ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, skips_tokens=True, unequal_heads=True)),
     ("gpt_oss", ModelFamily(half_table=True, sinks=True)),
@@ -99,10 +89,8 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 
 def get_model_family(config: object) -> ModelFamily:
-    """Returns the family of a model, or for an unknown `model_type` a family like Llama's, with a
-    soft cap of the logits if `config` sets one."""
-    unknown = _CAPPED if hasattr(config, _CAPPED.logit_cap) else _LLAMA
-    return FAMILIES.get(getattr(config, "model_type", ""), unknown)
+    """Returns the family of a model, or for an unknown `model_type` Llama's."""
+    return FAMILIES.get(getattr(config, "model_type", ""), _LLAMA)
 
 
 def check_esa_supports_model_type(model_type: str | None) -> None:
