@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
+import swapped_questions
 import torch
 from numpy.typing import NDArray
 from question_pairs import AnswerPair, Span, TrainingText
@@ -25,7 +28,7 @@ from esa_cli.qa.finding.finder import PROMPT
 from esa_cli.qa.finding.passage_finder import find_token_bounds
 from esa_cli.qa.finding.words import WINDOW_WORDS, cut_sentence_windows, find_sentence_spans
 from esa_cli.qa.reading.span import collapse_spaces
-from esa_cli.system.files import replace_atomically
+from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.text import count_words_of_text, digest_text
 
 READER_PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
@@ -135,16 +138,24 @@ def load_training_data(
 
     Args:
         tokenizer: of the model whose reference is `model`.
+
+    Raises EsaError: the cache file cannot be written.
     """
-    facts = [model, PROMPT, READER_PROMPT, Path(__file__).read_text("utf-8")]
+    facts = [model, PROMPT, READER_PROMPT]
+    facts += [Path(file).read_text("utf-8") for file in (__file__, swapped_questions.__file__)]
     digest = digest_text("\n".join([*facts, *(text.digest for text in texts)]))
     if cache is not None and cache.is_file():
-        with np.load(cache, allow_pickle=False) as file:
+        # A damaged file is written anew.
+        with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(cache) as file:
             if str(file["digest"]) == digest:
                 return TrainingData.from_arrays({n: file[n] for n in file.files if n != "digest"})
     data = tokenise_training_texts(texts, tokenizer)
     if cache is not None:
-        with replace_atomically(cache) as path, path.open("wb") as out:
+        with (
+            convert_writing_errors(cache, "free some space", "name another --cache"),
+            replace_atomically(cache) as path,
+            path.open("wb") as out,
+        ):
             np.savez(out, allow_pickle=False, digest=np.array(digest), **data.to_arrays())
     return data
 

@@ -156,11 +156,7 @@ class Training:
             KeyboardInterrupt: the checkpoint has all steps so far.
             UsageError: the folder has, or lacks, a checkpoint, or one of other settings.
         """
-        path = self.folder / CHECKPOINT
-        if resume != path.is_file():
-            state = "no checkpoint yet" if path.is_file() else "a checkpoint to resume"
-            hint = "add --resume, or name another --out" if path.is_file() else "leave out --resume"
-            raise UsageError(f"--out must have {state}, got {self.folder}", hint)
+        check_folder(self.folder, resume)
         if resume:
             self.load_checkpoint()
         start, share = time.monotonic(), self.share
@@ -257,6 +253,20 @@ class Training:
         pace = f"{self.steps:,} steps, {1000 * self.seconds / max(1, self.steps):,.0f} ms each"
         line = f"{self.share:.0%}, {pace}, {left} left; losses: {losses}"
         print(line, file=sys.stderr, flush=True)
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raises UsageError: the folder has a training, or has none to resume."""
+    if (folder / RECORD).exists():
+        message = f"--out must have no training yet, got {folder}"
+        raise UsageError(message, "name another folder")
+    checkpoint = (folder / CHECKPOINT).is_file()
+    if checkpoint and not resume:
+        message = f"--out must have no checkpoint yet, got {folder}"
+        raise UsageError(message, "add --resume, or name another folder")
+    if resume and not checkpoint:
+        message = f"--out must have a checkpoint to resume, got {folder}"
+        raise UsageError(message, "leave out --resume")
 
 
 def explain_writing_errors(path: Path) -> AbstractContextManager[None]:

@@ -17,15 +17,15 @@ from question_pairs import TrainingText, read_training_texts
 from training_data import TrainingData, load_training_data
 from training_loop import (
     CHECKPOINT,
-    RECORD,
     BatchGroups,
     TrainedModel,
     Training,
     TrainingSettings,
+    check_folder,
     explain_writing_errors,
 )
 
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.errors import EsaError
 from esa_cli.models import load
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.presets.preset import load_preset
@@ -72,8 +72,9 @@ def make_parser(
     description: str | None, settings: type[TrainingSettings]
 ) -> argparse.ArgumentParser:
     """Returns the options of a training, one of each of its settings."""
+    settings_help = "\n\n".join(str(inspect.getdoc(one)) for one in (TrainingSettings, settings))
     parser = argparse.ArgumentParser(
-        description=description, epilog=inspect.getdoc(settings),
+        description=description, epilog=settings_help,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("pairs", type=Path, help="the folder of questions: NAME.jsonl")
@@ -114,10 +115,7 @@ def _run(
     train: Callable[[TrainingData, Settings, TrainingJob], Mapping[str, Any]],
 ) -> Mapping[str, Any]:
     settings = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    if (options.out / RECORD).exists():
-        raise UsageError(
-            f"--out must have no training yet, got {options.out}", "name another folder"
-        )
+    check_folder(options.out, options.resume)
     with explain_writing_errors(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
     texts = read_training_texts(options.pairs, options.texts)
