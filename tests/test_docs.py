@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
 PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LINKED = [*PAGES, ROOT / "benchmarks/NOTES.md", ROOT / "benchmarks/training/README.md"]
-OTHER_OPTIONS = {"--help", "--out", "--windows"}
+OTHER_OPTIONS = {"--help", "--out"}
 """Of every command, and of benchmarks."""
 
 

@@ -49,11 +49,6 @@ def save_finder(encoder: TokenEncoder, folder: Path, base: str) -> None:
         save_file(tensors, path, metadata={"finder": json.dumps(facts)})
 
 
-def first_layer(encoder: TokenEncoder) -> int:
-    """The first layer, from 0, that the adapter changes."""
-    return min(map(layer_of, encoder.adapter.matrices))
-
-
 def layer_of(name: str) -> int:
     """The number of the layer that a module's name stands in; -1 outside."""
     parts = name.split(".")

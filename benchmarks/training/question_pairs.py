@@ -9,14 +9,12 @@ end) of the answer (null: the text does not tell it) and of the passage. The tex
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esa_cli.documents.document import read_document
-from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.registry import suggest_name
+from esa_cli.errors import DocumentError
 from esa_cli.system.text import digest_text, has_lone_surrogate
 
 Span = tuple[int, int]
@@ -57,22 +55,6 @@ def read_training_texts(pairs: Path, texts: Path) -> list[TrainingText]:
             "benchmarks/training/pairs of the repository has some",
         )
     return [_read(file, texts) for file in files]
-
-
-def split_texts(
-    texts: Sequence[TrainingText], held_out: Sequence[str]
-) -> tuple[list[TrainingText], list[TrainingText]]:
-    """Texts to train on and texts to score by. Raises UsageError: no such text, or none is left."""
-    names = [text.name for text in texts]
-    for name in held_out:
-        if name not in names:
-            raise UsageError(
-                f"--held-out must name a text, got {name!r}", suggest_name(name, names)
-            )
-    kept = [text for text in texts if text.name not in held_out]
-    if not kept:
-        raise UsageError("a text must be left to train on", "hold fewer out")
-    return kept, [text for text in texts if text.name in held_out]
 
 
 def _read(file: Path, texts: Path) -> TrainingText:

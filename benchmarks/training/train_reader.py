@@ -1,55 +1,139 @@
-"""Trains an adapter with which a model quotes answers from passages.
+"""Trains a reader, which points at the answer to a question in a passage, or sees that none is.
 
     python benchmarks/training/texts.py texts/
-    python benchmarks/training/train_reader.py benchmarks/training/pairs texts/ --out adapter/
+    python benchmarks/training/train_reader.py benchmarks/training/pairs texts/ --out reader/ \\
+        --finder finder/
 
-`esa ask --set answer.from=text --set answer.adapter=adapter/` then uses it.
+All tokens of question and passage see each other. The loss is the mean cross-entropy of the
+answer's first and last token, the cross-entropy of whether the passage answers, and half of that of
+the right passage among those of a question.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
-from adapter_files import adapter_rank
-from ranked_windows import read_ranked_windows
-from reader_run import ReaderRun, StartAdapter
-from reader_trainer import ReaderTrainingSettings
-from training_display import load_model, parser, read_texts, run
+import numpy as np
+import torch
+from adapter_files import new_adapter, save_adapter
+from reader_batches import ReaderBatches, ReaderSettings
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from training_data import READER_PROMPT, Integers, TrainingData
+from training_loop import CHECKPOINT, Batch, TrainedModel, explain_writing_errors
+from training_program import TrainingJob, make_parser, run_program
+from wrong_windows import find_wrong_windows
 
-from esa_cli.qa.reading.span import PassagePrompt
+from esa_cli.models.text_passes.text_forward import WEIGHTS
+from esa_cli.qa.finding.finder import TokenEncoder
+from esa_cli.qa.presets.preset import MAPS
+from esa_cli.system.files import replace_atomically
+
+HEAD = "head.safetensors"
+WRONG_WINDOWS = "wrong_windows.npy"
+"""A file beside the checkpoint, so that a training that goes on need not find them again."""
+RANK_WEIGHT = 0.5
+NEVER = -1e4
+"""The score of a token outside the passage, and of a row that is none."""
 
 
-def _make(given: argparse.Namespace) -> ReaderRun:
-    texts, held_out = read_texts(given)
-    windows = read_ranked_windows(given.windows, [*texts, *held_out]) if given.windows else {}
-    preset, loaded = load_model(given)
-    prompt = PassagePrompt(loaded.tokenizer, preset.answer.prompt, preset.answer.unanswered)
-    settings = ReaderTrainingSettings(
-        minutes=given.minutes, examples=given.examples, lr=given.lr, batch=given.batch,
-        seed=given.seed, rank=given.rank or ReaderTrainingSettings.rank,
-        longest=min(ReaderTrainingSettings.longest, preset.context),
-    )  # fmt: skip
-    start = StartAdapter.load(given.start, loaded.model) if given.start else None
-    if start is not None:
-        settings = replace(settings, rank=adapter_rank(start.adapter))
-    return ReaderRun(
-        loaded, prompt, texts, held_out, given.out, settings, given.every, windows, start
+class ReaderModel(TrainedModel):
+    """A reader in training; its head are the vectors `start`, `end` and `has` (H,), of whose
+    products with the states the last has a `bias` (1,)."""
+
+    losses: ClassVar = ("span", "binary", "rank")
+
+    def compute_scores(
+        self, ids: Tensor, lengths: Tensor, passage: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the scores (B, T) of tokens as the first and as the last one of the answer, and
+        the log-odds (B,) that the passage answers.
+
+        Args:
+            ids: (B, T). lengths: (B,). passage: (B, 2), tokens [first, last).
+        """
+        states, head = self.compute_states(self.merge_weights(), ids, lengths), self.head
+        places = torch.arange(ids.shape[1], device=self.device)
+        outside = (places < passage[:, :1]) | (places >= passage[:, 1:])
+        start = (states @ head["start"]).masked_fill(outside, NEVER)
+        end = (states @ head["end"]).masked_fill(outside, NEVER)
+        ends = states[torch.arange(len(ids), device=self.device), (lengths - 1).clamp(min=0)]
+        return start, end, ends @ head["has"] + head["bias"]
+
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        start, end, odds = self.compute_scores(batch["ids"], batch["lengths"], batch["passage"])
+        has, rows = batch["has"], (batch["lengths"] > 0).float()
+        first, last = batch["answer"].T
+        spans = cross_entropy(start, first, reduction="none") / 2
+        spans = (spans + cross_entropy(end, last, reduction="none") / 2) * has
+        binary = binary_cross_entropy_with_logits(odds, has.float(), reduction="none") * rows
+        groups = batch["groups"]
+        rivals = odds[groups.clamp(min=0)].masked_fill(groups < 0, NEVER)
+        real = (groups[:, 0] >= 0).float()
+        ranks = (rivals.logsumexp(1) - rivals[:, 0]) * real
+        sums = torch.stack((spans.sum(), binary.sum(), ranks.sum()))
+        counts = torch.stack((has.sum(), rows.sum(), real.sum())).float()
+        span, answered, rank = sums / counts.clamp(min=1)
+        return span + answered + RANK_WEIGHT * rank, sums, counts
+
+
+def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob) -> dict[str, Any]:
+    """Trains a reader, writes it, and returns its record. Raises as `Training.run`."""
+    loaded = job.loaded
+    model, hidden = loaded.model, loaded.model.config.hidden_size
+    head = {name: torch.zeros(hidden) for name in ("start", "end", "has")}
+    head["bias"] = torch.zeros(1)
+    adapter = new_adapter(model, settings.rank, 2 * settings.rank, settings.seed)
+    layers = len(model.base_model.layers)
+    reader = ReaderModel(model, layers, adapter, head, job.compile_layers)
+    batches = ReaderBatches(data, loaded.tokenizer, settings, load_wrong_windows(data, job))
+    training = job.make_training(
+        reader, batches, settings, prompt=READER_PROMPT, finder=digest_finder(job.finder)
     )
+    training.run(job.resume)
+    with explain_writing_errors(job.folder):
+        save_adapter(reader.make_adapter(), job.folder, loaded.ref)
+        tensors = {name: one.detach().cpu().contiguous() for name, one in reader.head.items()}
+        with replace_atomically(job.folder / HEAD) as path:
+            save_file(tensors, path)
+        (job.folder / WRONG_WINDOWS).unlink(missing_ok=True)
+    return training.finish()
+
+
+def load_wrong_windows(data: TrainingData, job: TrainingJob) -> Integers:
+    """Returns the windows that the job's finder ranks high although they do not answer, as
+    `find_wrong_windows`, from the job's folder if the training goes on."""
+    path = job.folder / WRONG_WINDOWS
+    if job.finder is None:
+        return np.full((len(data.pairs.text), 0), -1)
+    if job.resume and path.is_file() and (job.folder / CHECKPOINT).is_file():
+        numbers: Integers = np.load(path, allow_pickle=False)
+        return numbers
+    encoder = TokenEncoder.load(job.finder, job.loaded.model, job.loaded.tokenizer, fixed=True)
+    numbers = find_wrong_windows(job.texts, data, encoder)
+    with explain_writing_errors(path), replace_atomically(path) as part, part.open("wb") as out:
+        np.save(out, numbers)
+    return numbers
+
+
+def digest_finder(folder: Path | None) -> str | None:
+    """Returns the SHA-256 of a finder's weights."""
+    if folder is None:
+        return None
+    content = b"".join((folder / name).read_bytes() for name in (WEIGHTS, MAPS))
+    return hashlib.sha256(content).hexdigest()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parser(__doc__.splitlines()[0], minutes=60.0, lr=6e-4, batch=16)
-    arguments.add_argument("--examples", type=int, help="in place of --minutes")
-    arguments.add_argument(
-        "--windows", type=Path, help="windows that a finder ranks first (rank_windows.py), not BM25"
+    parser = make_parser(__doc__, ReaderSettings)
+    parser.add_argument(
+        "--finder", type=Path, metavar="FOLDER", help="learn from windows that it ranks too high"
     )
-    given = arguments.parse_args(argv)
-    if given.start is not None and given.rank is not None:
-        arguments.error("--start has its own rank: leave out --rank")
-    run(lambda: _make(given), given)
+    run_program(parser.parse_args(argv), ReaderSettings, train_reader)
 
 
 if __name__ == "__main__":
