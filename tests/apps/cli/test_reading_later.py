@@ -70,7 +70,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, read: str) -> None:
 
     def ask(self: Esa, *given: Any, on_text: Any = None, **more: Any) -> Reply:
         reply = real(self, *given, **more)
-        reply = replace(reply, text=read) if reply.read else reply
+        reply = replace(reply, text=read, certainty="answer") if reply.read else reply
         if on_text is not None:
             on_text(reply.text)
         return reply
