@@ -1,7 +1,8 @@
 """How certain answers are: fits the combination of a reader, and prints a risk-coverage curve.
 
     python benchmarks/certainty.py features TEXTS --split dev --out features.jsonl
-    python benchmarks/certainty.py fit features.jsonl --out presets/adapters/smollm2-135m
+    python benchmarks/certainty.py features TEXTS --set answer.finder=null --out bm25.jsonl
+    python benchmarks/certainty.py fit features.jsonl --bm25 bm25.jsonl --out presets/adapters/NAME
     python benchmarks/certainty.py curve features.jsonl
     python benchmarks/certainty.py curve rows.jsonl          # of book_questions.py
 
@@ -17,20 +18,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from book_questions import overlaps, texts
+from book_questions import texts
 from common import append_line, load_lines
 
-NAMES = ("intercept", "log_odds", "span", "score")
 PRECISION = 0.88
 """The share of right ones among certain answers on the development questions; 0.85 is promised."""
 REFUSED = 0.03
 """The share of answerable development questions to which nothing is answered."""
 Row = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """How probable an answer is, whether it is right, and whether its question has an answer."""
+
+    probability: float
+    right: bool
+    answerable: bool
 
 
 def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
@@ -55,10 +63,9 @@ def read_features(esa: Any, book: Any, question: Row) -> Row:
     for passage, (odds, span) in zip(passages, readings, strict=True):
         if span is not None:
             words = split_bare_words(passage.text[span.start : span.end])
-            features = [1.0, odds, span.log_probability, passage.score]
-            place = passage.start, passage.end
-            told = bool(question["passage"]) and overlaps(place, question["passage"])
-            rows.append({"features": features, "right": is_right(words, accepted), "told": told})
+            found = passage.late or (passage.score,)
+            features = [1.0, odds, span.log_probability, *found]
+            rows.append({"features": features, "right": is_right(words, accepted)})
     return {"id": question["id"], "kind": question["kind"], "passages": rows}
 
 
@@ -93,14 +100,12 @@ def fit_weights(rows: Sequence[Row]) -> torch.Tensor:
         return out
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
-    found = weights.detach()
-    plain = found[1:] / scale
-    return torch.cat(((found[0] - plain @ mean)[None], plain))
+    plain = weights.detach()[1:] / scale
+    return torch.cat(((weights.detach()[0] - plain @ mean)[None], plain))
 
 
-def answers(rows: Sequence[Row], weights: torch.Tensor) -> list[tuple[float, bool, bool]]:
-    """The probability of each question's best span, whether it is right, and whether the question
-    has an answer."""
+def answer_questions(rows: Sequence[Row], weights: torch.Tensor) -> list[Answer]:
+    """The best span of each question."""
     out = []
     for row in rows:
         best, right = -math.inf, False
@@ -108,56 +113,64 @@ def answers(rows: Sequence[Row], weights: torch.Tensor) -> list[tuple[float, boo
             logit = float(torch.tensor(one["features"], dtype=torch.float64) @ weights)
             if logit > best:
                 best, right = logit, one["right"]
-        out.append((1 / (1 + math.exp(-best)), right, row["kind"] != "absent"))
+        out.append(Answer(1 / (1 + math.exp(-best)), right, row["kind"] != "absent"))
     return out
 
 
-def held_out(rows: Sequence[Row]) -> list[tuple[float, bool, bool]]:
-    """The answers of each text by weights that were fitted on the other texts."""
-    out: list[tuple[float, bool, bool]] = []
+def answer_held_out_questions(rows: Sequence[Row]) -> list[Answer]:
+    """The answers about each text by weights that were fitted on the other texts."""
+    out: list[Answer] = []
     for name in sorted({row["text"].removesuffix("-remembered") for row in rows}):
         own = [row for row in rows if row["text"].removesuffix("-remembered") == name]
-        out += answers(own, fit_weights([row for row in rows if row not in own]))
+        out += answer_questions(own, fit_weights([row for row in rows if row not in own]))
     return out
 
 
-def choose_thresholds(found: Sequence[tuple[float, bool, bool]]) -> tuple[float, float]:
+def choose_thresholds(found: Sequence[Answer]) -> tuple[float, float]:
     """The least probabilities of a certain answer, and of an answer at all."""
     ranked, certain, count = sorted(found, reverse=True), 1.0, 0
-    for number, (probability, right, _) in enumerate(ranked, 1):
-        count += right
+    for number, answer in enumerate(ranked, 1):
+        count += answer.right
         if count >= PRECISION * number:
-            certain = probability
-    told = sorted(probability for probability, _, has_answer in found if has_answer)
+            certain = answer.probability
+    told = sorted(answer.probability for answer in found if answer.answerable)
     return certain, told[int(REFUSED * len(told))]
 
 
-def print_curve(found: Sequence[tuple[float, bool, bool]]) -> None:
+def print_curve(found: Sequence[Answer]) -> None:
     """One line a tenth of the questions, the most probable answers first."""
     ranked = sorted(found, reverse=True)
     print("| share of questions answered | probability from | right | wrong: unanswerable |")
     print("|-|-|-|-|")
     for tenth in range(1, 11):
         first = ranked[: round(tenth * len(ranked) / 10)]
-        right = sum(one[1] for one in first) / len(first)
-        absent = sum(not one[2] for one in first)
-        print(f"| {tenth * 10} % | {first[-1][0]:.2f} | {right:.0%} | {absent} |")
+        right = sum(one.right for one in first) / len(first)
+        absent = sum(not one.answerable for one in first)
+        print(f"| {tenth * 10} % | {first[-1].probability:.2f} | {right:.0%} | {absent} |")
 
 
-def print_certainties(found: Sequence[tuple[float, bool, bool]], sure: float, least: float) -> None:
+def print_certainties(found: Sequence[Answer], sure: float, least: float) -> None:
     print("\n| certainty | answers | right | of them to unanswerable questions |\n|-|-|-|-|")
     bounds = {"answer": (sure, 2.0), "perhaps": (least, sure), "nothing": (-1.0, least)}
     for name, (low, high) in bounds.items():
-        group = [one for one in found if low <= one[0] < high]
-        right = f"{sum(one[1] for one in group) / max(len(group), 1):.0%}"
-        print(f"| {name} | {len(group)} | {right} | {sum(not one[2] for one in group)} |")
+        group = [one for one in found if low <= one.probability < high]
+        right = f"{sum(one.right for one in group) / max(len(group), 1):.0%}"
+        absent = sum(not one.answerable for one in group)
+        print(f"| {name} | {len(group)} | {right} | {absent} |")
 
 
-def rows_of(path: Path) -> Iterator[tuple[float, bool, bool]]:
-    """The answers in rows of book_questions.py."""
-    for row in load_lines(path):
-        right = row["exact"] or row["contains"]
-        yield row["probability"] or 0.0, bool(right), row["kind"] != "absent"
+def print_rows(rows: Sequence[Row]) -> None:
+    """The curve, and how often answers of each certainty are right, of rows of book_questions."""
+    found = [
+        Answer(row["probability"] or 0.0, row["exact"] or row["contains"], row["kind"] != "absent")
+        for row in rows
+    ]
+    print_curve(found)
+    print("\n| certainty | answers | right | of them to unanswerable questions |\n|-|-|-|-|")
+    for name in ("answer", "perhaps", "nothing"):
+        own = [one for one, row in zip(found, rows, strict=True) if row["certainty"] == name]
+        right = f"{sum(one.right for one in own) / max(len(own), 1):.0%}"
+        print(f"| {name} | {len(own)} | {right} | {sum(not one.answerable for one in own)} |")
 
 
 def main() -> None:
@@ -169,6 +182,7 @@ def main() -> None:
     parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--library", type=Path)
+    parser.add_argument("--bm25", type=Path, help="features with --set answer.finder=null, to fit")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
 
@@ -177,17 +191,21 @@ def main() -> None:
         return
     rows = load_lines(given.folder)
     if "passages" not in rows[0]:
-        print_curve(list(rows_of(given.folder)))
+        print_rows(rows)
         return
-    found = held_out(rows)
+    found = answer_held_out_questions(rows)
     sure, least = choose_thresholds(found)
     print_curve(found)
     print_certainties(found, sure, least)
     if given.what == "fit":
-        weights = dict(zip(NAMES, (round(x, 4) for x in fit_weights(rows).tolist()), strict=True))
-        facts = {"weights": weights, "answer": round(sure, 3), "perhaps": round(least, 3)}
+        files = {"weights": rows, "bm25_weights": load_lines(given.bm25)}
+        facts: dict[str, Any] = {
+            name: [round(value, 4) for value in fit_weights(each).tolist()]
+            for name, each in files.items()
+        }
+        facts |= {"answer": round(sure, 3), "perhaps": round(least, 3)}
         path = Path(given.out) / "combination.json"
-        path.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+        path.write_text(json.dumps(facts) + "\n", "utf-8")
         print(f"\n{path}: {facts}")
 
 

@@ -189,8 +189,8 @@ def test_what_cannot_be_asked(asker: Esa) -> None:
 def test_the_adapter_reads(loaded: Any, tmp_path: Path) -> None:
     folder = Path(save_tiny_reader(loaded.model, tmp_path / "adapter"))
     replies = []
-    weights = {"intercept": 1.0, "log_odds": 0.5, "span": 0.25, "score": 0.0}
-    facts = {"weights": weights, "answer": 0.0, "perhaps": 0.0}
+    weights = [1.0, 0.5, 0.25, 0.0]
+    facts = {"weights": weights, "bm25_weights": weights, "answer": 0.0, "perhaps": 0.0}
     (folder / "combination.json").write_text(json.dumps(facts), "utf-8")
     for more in ([], [f"answer.adapter={folder}"]):
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:

@@ -19,7 +19,9 @@ class Passage:
             the log-odds that `quote` is the answer.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         quote: characters [start, end) of the document that answer best.
-        probability: that the quote is the answer; None if the default reader did not read it."""
+        probability: that the quote is the answer; None if the default reader did not read it.
+        late: in a document with a token index, the late interaction of the passage alone, and with
+            each number of neighbours, less the highest of all passages; then the highest alone."""
 
     document: str
     source: str
@@ -33,6 +35,7 @@ class Passage:
     weight: float = 0.0
     quote: tuple[int, int] | None = None
     probability: float | None = None
+    late: tuple[float, ...] | None = None
 
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:

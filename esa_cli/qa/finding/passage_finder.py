@@ -7,6 +7,7 @@ chosen by the development questions of benchmarks/book_questions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -152,12 +153,14 @@ class WindowScores(NamedTuple):
         total: the score that ranks the windows.
         words: BM25 alone, in standard deviations.
         fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
-        read: whether any document has a token index."""
+        read: whether any document has a token index.
+        late: late interaction (1 + len(AROUND), windows), NaN without a token index."""
 
     total: Tensor
     words: Tensor
     fitting: Tensor
     read: bool
+    late: Tensor | None = None
 
 
 class PassageFinder:
@@ -217,7 +220,7 @@ class PassageFinder:
         wide = torch.stack(around).clamp(min=FAR).sum(0)
         beside = reduced.words * self.compute_bm25_factor(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
-        return WindowScores(total, words, fitting, read=True)
+        return WindowScores(total, words, fitting, read=True, late=late)
 
     def score_by_late_interaction(self, reduced: ReducedQueries) -> Tensor:
         """Returns the late interaction of all windows, alone and with each number of neighbours in
@@ -253,7 +256,15 @@ class PassageFinder:
                     overlapping.update(
                         n for n, share in self._find_overlapping_windows(at) if share >= 0.5
                     )
-        return [self.make_window_passage(at, scores.total) for at in picked]
+        passages = [self.make_window_passage(at, scores.total) for at in picked]
+        if scores.late is None:
+            return passages
+        highest = scores.late.nan_to_num(-1.0).amax(1)
+        columns = (scores.late - highest[:, None])[:, picked].T.tolist()
+        return [
+            passage if math.isnan(own) else replace(passage, late=(own, *around, float(highest[0])))
+            for passage, (own, *around) in zip(passages, columns, strict=True)
+        ]
 
     def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, and what share of the shorter one overlaps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,12 +40,16 @@ class AnswerCombination:
     by `benchmarks/certainty.py` to answers to the development questions.
 
     Args:
-        weights: the `intercept`, and the weights of the features: `log_odds` and `span` of a
-            passage's reading, and the passage's search `score`.
+        weights: an intercept and the weights of a reading's log-odds and of its span's
+            log-probability, then of `Passage.late`.
+        bm25_weights: the first three, and that of the score, for passages without `late`.
         answer, perhaps: the minimum probabilities of these certainties."""
 
-    def __init__(self, weights: Mapping[str, float], answer: float, perhaps: float) -> None:
-        self.weights, self.answer, self.perhaps = weights, answer, perhaps
+    def __init__(
+        self, weights: Sequence[float], bm25_weights: Sequence[float], answer: float, perhaps: float
+    ) -> None:
+        self.weights, self.bm25_weights = weights, bm25_weights
+        self.answer, self.perhaps = answer, perhaps
 
     @classmethod
     def load(cls, folder: Path | None) -> AnswerCombination:
@@ -53,21 +57,23 @@ class AnswerCombination:
         added, and no answer is certain. Raises ModelError: the file is damaged."""
         path = None if folder is None else folder / COMBINATION
         if path is None or not path.exists():
-            return cls({"log_odds": 1.0, "score": 1.0}, math.inf, 0.0)
+            return cls((0.0, 1.0, 0.0, *5 * (0.0,)), (0.0, 1.0, 0.0, 1.0), math.inf, 0.0)
         with convert_read_errors(str(path), "use --set answer.adapter=null"):
             facts = json.loads(path.read_text("utf-8"))
-            weights = {str(name): float(value) for name, value in facts["weights"].items()}
-            return cls(weights, float(facts["answer"]), float(facts["perhaps"]))
+            weights, bm25_weights = (
+                [float(value) for value in facts[name]] for name in ("weights", "bm25_weights")
+            )
+            return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
-    def compute_log_odds(self, reading: PassageReading, score: float) -> float:
-        """Returns the log-odds that the span of a passage with a search score is the answer."""
+    def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
+        """Returns the log-odds that the span of a passage that was found is the answer."""
         if reading.span is None:
             return -math.inf
-        features = {
-            "intercept": 1.0, "log_odds": reading.log_odds, "score": score,
-            "span": reading.span.log_probability,
-        }  # fmt: skip
-        return sum(weight * features[name] for name, weight in self.weights.items())
+        weights, found = self.weights, passage.late
+        if found is None:
+            weights, found = self.bm25_weights, (passage.score,)
+        features = (1.0, reading.log_odds, reading.span.log_probability, *found)
+        return sum(weight * value for weight, value in zip(weights, features, strict=True))
 
     def get_certainty(self, probability: float) -> Certainty:
         """Returns the certainty of an answer with a probability."""
@@ -121,7 +127,7 @@ class SpanReader:
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
         readings = self.passages.read_passages(question, [one.text for one in passages])
         for one, reading in zip(passages, readings, strict=True):
-            score = self.combination.compute_log_odds(reading, one.score)
+            score = self.combination.compute_log_odds(one, reading)
             probability = 1 / (1 + math.exp(min(doubt - score, 700.0)))
             span = reading.span
             quote = None if span is None else (one.start + span.start, one.start + span.end)

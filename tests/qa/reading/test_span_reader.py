@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,7 +165,7 @@ class FixedReader:
         return list(map(PassageReading, self.odds, self.spans))[: len(passages)]
 
 
-WEIGHTS = {"intercept": -0.5, "log_odds": 1.0, "span": 0.5, "score": 0.6}
+WEIGHTS, BM25_WEIGHTS = (-0.5, 1.0, 0.5, 2.0, 0.0, 0.0, 0.0, 1.0), (-0.5, 1.0, 0.5, 0.6)
 
 
 def make_span_reader(window: int = 100, **fields: Any) -> Any:
@@ -174,7 +175,7 @@ def make_span_reader(window: int = 100, **fields: Any) -> Any:
         count_answer_tokens=lambda text: len(text) + 1,
     )
     made.passages, made._window = SimpleNamespace(prompt=prompt), window
-    made.combination = AnswerCombination(WEIGHTS, 0.8, 0.3)
+    made.combination = AnswerCombination(WEIGHTS, BM25_WEIGHTS, 0.8, 0.3)
     made._settings = SimpleNamespace(form="auto")
     vars(made).update(fields)
     return made
@@ -202,6 +203,10 @@ def test_the_order_is_that_of_a_loop(seed: int) -> None:
         wanted = 0.0 if spans[at] is None else 1 / (1 + math.exp(2.25 - totals[at]))
         assert one.probability == pytest.approx(wanted)
     assert made.rank_passages("", []) == []
+    late = (-0.25, -0.5, -0.5, -0.5, 0.75)
+    readings = FixedReader([2.0], [-1.0])
+    [one] = make_span_reader(passages=readings).rank_passages("", [replace(found[0], late=late)])
+    assert one.score == pytest.approx(-0.5 + 2.0 - 0.5 - 0.5 + 0.75)
 
 
 @pytest.mark.parametrize(
