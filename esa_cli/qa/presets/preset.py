@@ -40,6 +40,8 @@ PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 MAPS = "maps.safetensors"
 """The name of the file with a finder's projections."""
+WORDS = "words"
+"""The name that stands for no finder, so that passages are found with BM25 alone."""
 HEAD, COMBINATION = "head.safetensors", "combination.json"
 """The names of the files with the head of an adapter for reading passages, and with the weights by
 which its results and search scores become the probability of an answer."""
@@ -284,6 +286,21 @@ def _find_folder_with_file(folder_name: str, setting_name: str, required_file: s
         f"answer.{setting_name} must be a folder with {required_file}, got {folder_name!r}",
         f"give the path of a folder with this file, or use --set answer.{setting_name}=null",
     )
+
+
+def replace_finder(preset: Preset, finder_name: str) -> Preset:
+    """Returns a copy of the preset that finds passages with another finder, or with BM25 alone if
+    `finder_name` is `words`. Raises UsageError, PresetError: it cannot find passages."""
+    if preset.answer.source == "rows":
+        raise UsageError(
+            f"--finder {finder_name} needs answers from passages, but preset {preset.name} answers "
+            "from the KV cache",
+            "add --set answer.from=text, and leave out --method",
+        )
+    finder = None if finder_name == WORDS else finder_name
+    if finder is not None:
+        find_finder_folder(finder)
+    return preset.alter_answer_settings(finder=finder)
 
 
 def make_preset_for_finding(preset: Preset, bm25_only: bool = False) -> Preset:

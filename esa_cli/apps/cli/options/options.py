@@ -85,6 +85,13 @@ class ModelOptions:
             autocompletion=completion.complete_model_names,
         ),
     ] = None
+    finder: Annotated[
+        str | None,
+        option(
+            "--finder NAME",
+            "Finder of passages: words (BM25 alone), a shipped finder's name, or a folder.",
+        ),
+    ] = None
     settings: Set = None
     plugins: list[Path] | None = None
     device: Annotated[
@@ -120,19 +127,21 @@ class ModelOptions:
             settings: texts KEY=VALUE that --set may override.
 
         Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
-        UsageError: there is no such method, or the method needs the length of the documents."""
+        UsageError: there is no such method, the method needs the length of the documents, or
+        --finder is given although no passages are searched."""
         load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
-        from esa_cli.qa.presets.preset import load_preset
+        from esa_cli.qa.presets.preset import load_preset, replace_finder
 
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
-        chosen = load_preset(self.preset, [*model, *settings, *(self.settings or [])])
+        finds = [] if self.finder is None else ["answer.from=text"]
+        chosen = load_preset(self.preset, [*model, *finds, *settings, *(self.settings or [])])
         if method is not None:
             from esa_cli.qa.presets.resolved_preset import replace_method_for_length
 
             chosen = replace_method_for_length(method, chosen, 0)
         parse_reference(chosen.model)
-        return chosen
+        return chosen if self.finder is None else replace_finder(chosen, self.finder)
 
     def load_preset_for_comparison(self) -> LoadedPreset:
         """Loads the preset for a comparison of methods that all run in the model of --model."""
