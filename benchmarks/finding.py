@@ -39,7 +39,8 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
-    from esa_cli.qa.finding.finder import ReducedKeys, load_finder
+    from esa_cli.qa.finding.finder import ReducedKeys
+    from esa_cli.qa.finding.finder_choice import load_finder
     from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
     from esa_cli.qa.presets.preset import load_preset
 

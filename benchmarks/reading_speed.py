@@ -30,7 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from esa_cli import models
 from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.finding import finder as token_encoder
-from esa_cli.qa.finding.finder import CONTEXT_TOKENS, SEGMENT_TOKENS, TokenEncoder, load_finder
+from esa_cli.qa.finding.finder import CONTEXT_TOKENS, SEGMENT_TOKENS, TokenEncoder
+from esa_cli.qa.finding.finder_choice import load_finder
 from esa_cli.qa.presets.preset import load_preset
 
 ROWS = GROUP * (SEGMENT_TOKENS + CONTEXT_TOKENS)

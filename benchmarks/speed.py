@@ -33,7 +33,7 @@ from prefill import dense, selective
 from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import extract_gguf_from_wheel, parse_reference
-from esa_cli.qa.finding.finder import load_finder
+from esa_cli.qa.finding.finder_choice import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset

@@ -22,6 +22,7 @@ from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.benchmarks import load_gpt4_tokenizer
 from esa_cli.evaluation.metrics import import_benchmark_library
 from esa_cli.models.loading.quantization import check_quantization_available
+from esa_cli.qa.finding.late_interaction_finder import check_package_installed
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bench", "rouge", lambda: import_benchmark_library("rouge")),
     ("bench", "tiktoken", load_gpt4_tokenizer),
     ("mcp", "mcp", check_mcp_sdk_version),
+    ("finders", "sentence_transformers", check_package_installed),
     ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
     ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),

@@ -69,7 +69,7 @@ class Esa:
         events: IngestEvents | None = None, planner: IngestPlanner | None = None,
         reader: Reader | None = None, session: Session | None = None,
     ) -> None:  # fmt: skip
-        from esa_cli.qa.finding.finder import load_finder
+        from esa_cli.qa.finding.finder_choice import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_predicate
         from esa_cli.qa.ingestion.ingest import TokenIndexIngester

@@ -31,8 +31,7 @@ from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_ca
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
-    from esa_cli.qa.finding.finder import FinderSizes
-    from esa_cli.qa.finding.passage_finder import TokenisedDocument
+    from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
     from esa_cli.qa.planning.plan import IngestPlanner, ModelIngestPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -139,7 +138,7 @@ class ModelBeforeLoading:
         """Checks that `token_count` tokens fit into memory and that the kernel runs for each
         method. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
-        from esa_cli.qa.finding.finder import read_finder_sizes
+        from esa_cli.qa.finding.finder_choice import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset
 
         refuse_disk_cache_outside_library(self.place.cache)
@@ -291,7 +290,9 @@ class CheckedPreset:
         weights = compute_weight_bytes(model.folder, place.dtype.itemsize)
         if not 0 < weights <= MOST_BYTES:
             return self.model_planner
-        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, INDEX)
+        how = f"{INDEX} {self.index.name}".strip()
+        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, how)
+        weights += self.index.weights
         return TokenIndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
     def load_models(
@@ -334,8 +335,8 @@ def check_before_loading(
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     observer.show_stage("import", 0, None)
-    from esa_cli.qa.finding.finder import read_finder_sizes
-    from esa_cli.qa.finding.passage_finder import TokenisedDocument
+    from esa_cli.qa.finding.finder import TokenisedDocument
+    from esa_cli.qa.finding.finder_choice import read_finder_sizes
     from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
     from esa_cli.qa.presets import resolved_preset
 
@@ -349,9 +350,9 @@ def check_before_loading(
     resolved = resolved_preset.resolve_preset(preset, (), method, document_tokens)
     answer = resolved.preset.answer
     check_adapter_and_finder_exist(answer)
-    index = read_finder_sizes(resolved.preset)
+    index = read_finder_sizes(resolved.preset, observer.show_stage)
     runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
-    runs_methods = runs or not answer.finds_by_bm25_only
+    runs_methods = runs or (index is not None and index.layers > 0)
     model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
         device, dtype = placement.device, placement.dtype

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
@@ -28,7 +30,8 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, find_finder_folder
+from esa_cli.models.tokenization.tokenizer import tokenise_text
+from esa_cli.qa.presets.finder_names import MAPS
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -42,9 +45,29 @@ TILE = 4096
 """The number of tokens whose keys are decoded at once: 2 MB with R = 128 fit the CPU's cache."""
 
 
+@dataclass(frozen=True, eq=False)
+class TokenisedDocument:
+    """A document with its token ids and the characters [start, end) of each token."""
+
+    document: Document
+    ids: Sequence[int]
+    offsets: Tensor
+
+    @classmethod
+    def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
+        """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
+        ids, offsets = tokenise_text(tokenizer, document.text)
+        return cls(document, ids, torch.from_numpy(offsets))
+
+
 class Finder(Protocol):
-    """Computes reduced keys of document tokens and reduced queries of question tokens, which do not
-    depend on the model that writes the answer."""
+    """Computes reduced keys of a document's tokens and reduced queries of question tokens. The
+    finder decides what a token is: a piece of a word, or a whole window of the document."""
+
+    uses_preset_model: bool
+    """Whether the keys depend on the preset's model, and not only on the `digest`."""
+    piece: int
+    """The number of tokens encoded in one call, of which a segment of the library is a multiple."""
 
     @property
     def layout(self) -> Layout:
@@ -54,9 +77,12 @@ class Finder(Protocol):
     def digest(self) -> str:
         """The SHA-256 digest of all weights that determine the reduced keys of documents."""
 
-    def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
+    def tokenise(self, document: Document) -> TokenisedDocument:
+        """Divides a document into tokens, whose ids determine the tokens' keys."""
+
+    def encode_tokens(self, text: TokenisedDocument, first: int, last: int) -> Tensor:
         """Returns the reduced keys (last - first, R) of the document tokens [first, last), as
-        float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
+        float32 on the CPU; `first` is a multiple of `piece`."""
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns the reduced queries (B, M, R) of the M tokens of B questions, scaled to unit
@@ -158,7 +184,7 @@ PROMPT = "Question: {question}\nThe text that answers:"
 WEIGHT_SCALE = 8.0
 """Divisor of the logits of question token weights, so that training changes them slowly."""
 MAP_NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
-HINT = "use --set answer.finder=null"
+HINT = "use --finder words"
 
 
 class TokenEncoder:
@@ -171,6 +197,8 @@ class TokenEncoder:
         fixed: whether model and adapter are no longer trained, so that fused weights are cached.
 
     Raises ModelError: the projections are of another model."""
+
+    uses_preset_model, piece = True, PIECE
 
     def __init__(
         self, model: Any, tokenizer: Any, adapter: LoraAdapter, maps: Mapping[str, Tensor],
@@ -242,9 +270,15 @@ class TokenEncoder:
         """Returns the reduced keys (B, T, R) of B zero-padded token sequences, with gradients."""
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
+    def tokenise(self, document: Document) -> TokenisedDocument:
+        return TokenisedDocument.tokenise(document, self.tokenizer)
+
+    def encode_tokens(self, text: TokenisedDocument, first: int, last: int) -> Tensor:
+        return self.encode_document(text.ids, first, last)
+
     @torch.inference_mode()
     def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Encodes tokens as described in `Finder.encode_document`; the model reads each segment
+        """Returns the reduced keys of tokens, as `encode_tokens`; the model reads each segment
         together with the `CONTEXT_TOKENS` tokens before the segment."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fuse_layers()
@@ -296,30 +330,20 @@ class TokenEncoder:
 
 
 class FinderSizes(NamedTuple):
-    """The number of model layers that a finder runs, and the dimension R of its reduced keys."""
+    """The sizes of a finder.
+
+    Args:
+        layers: the number of layers of the preset's model that the finder runs.
+        dim: the dimension R of its reduced keys.
+        name, weights: the name, and the bytes of the weights, of a finder with a model of its own.
+    """
 
     layers: int
     dim: int
+    name: str = ""
+    weights: int = 0
 
     @property
     def layout(self) -> Layout:
         """The layout of a token index's files in the library."""
-        return make_index_layout(self.dim)
-
-
-def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the finder that the settings of a preset name, or returns None if none is named."""
-    if settings.source != "text" or settings.finder is None:
-        return None
-    return TokenEncoder.load(find_finder_folder(settings.finder), model, tokenizer, fixed=True)
-
-
-def read_finder_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of a preset's finder, if there is one. Raises PresetError, ModelError."""
-    settings = preset.answer
-    if settings.needs_kv_cache or settings.finder is None:
-        return None
-    path = find_finder_folder(settings.finder) / MAPS
-    with convert_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["finder"])
-        return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))
+        return make_index_layout(self.dim + self.dim % 2)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.models.tokenization.tokenizer import tokenise_text
 from esa_cli.qa.finding.finder import (
     Finder,
     ReducedKeys,
@@ -57,21 +56,6 @@ FITS = 0.6
 COUNT = 8
 ABOVE = 2.0
 """The minimum score if all passages are requested; about one window in thirty reaches 2.0."""
-
-
-@dataclass(frozen=True, eq=False)
-class TokenisedDocument:
-    """A document with its token ids and the characters [start, end) of each token."""
-
-    document: Document
-    ids: Sequence[int]
-    offsets: Tensor
-
-    @classmethod
-    def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
-        """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
-        ids, offsets = tokenise_text(tokenizer, document.text)
-        return cls(document, ids, torch.from_numpy(offsets))
 
 
 @dataclass(frozen=True)
@@ -179,7 +163,12 @@ class PassageFinder:
         for number, book in enumerate(books):
             own = (documents == number).nonzero()[:, 0]
             if book.index is not None and own.numel():
-                self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
+                bounds = find_token_bounds(book.spans, windows[own])
+                if torch.equal(
+                    book.spans.long(), windows[own]
+                ):  # one key a window, though they overlap
+                    bounds = torch.arange(len(own)), torch.arange(1, len(own) + 1)
+                self._indexed.append((own, bounds, book.index))
 
     def rate_unmentioned_names(
         self, question: str, is_usually_lowercase: Callable[[str], bool]

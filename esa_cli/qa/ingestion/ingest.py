@@ -18,8 +18,14 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
-from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
+from esa_cli.qa.finding.finder import (
+    CONTEXT_TOKENS,
+    SEGMENT_TOKENS,
+    Finder,
+    ReducedKeys,
+    TokenisedDocument,
+)
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_file_of_document
 from esa_cli.storage.library import Layout, Library, LibraryEntry
@@ -121,6 +127,10 @@ class DocumentIngester(ABC):
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         """Computes a document's KV cache or token index without storing it on disk."""
 
+    def tokenise(self, document: Document) -> TokenisedDocument:
+        """Divides a document into the tokens that are indexed or prefilled."""
+        return TokenisedDocument.tokenise(document, self.esa.tokenizer)
+
     @property
     def runs_model_on_documents(self) -> bool:
         """Whether documents are indexed or prefilled by the model, not only searched by words."""
@@ -181,7 +191,7 @@ class DocumentIngester(ABC):
             document = read_document(source) if isinstance(source, str) else source
         if (book := self.open_document_if_stored(document)) is not None:
             return self._record_file_in_catalogue(book)
-        text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
+        text = text or self.tokenise(document)
         if not may_ingest:
             self.events.report_unread_document(document, len(text.ids))
             return Book(document, None, text.offsets)
@@ -282,14 +292,17 @@ class TokenIndexIngester(DocumentIngester):
     @cached_property
     def token_index_identity(self) -> str:
         """JSON of everything, except a document's text, that determines a token index."""
-        facts = {
-            "index": FORMAT,
-            "model": self.esa.model_digest,
-            "encoder": self.encoder.digest,
-            "segment_tokens": SEGMENT_TOKENS,
-            "context_tokens": CONTEXT_TOKENS,
-        }
+        facts = {"index": FORMAT, "encoder": self.encoder.digest}
+        if self.encoder.uses_preset_model:
+            facts |= {
+                "model": self.esa.model_digest,
+                "segment_tokens": SEGMENT_TOKENS,
+                "context_tokens": CONTEXT_TOKENS,
+            }
         return json.dumps(facts, sort_keys=True)
+
+    def tokenise(self, document: Document) -> TokenisedDocument:
+        return self.encoder.tokenise(document)
 
     def list_model_and_settings_identities(self) -> list[str]:
         return [self.token_index_identity]
@@ -342,9 +355,9 @@ class TokenIndexIngester(DocumentIngester):
         self, text: TokenisedDocument, first_token: int, on_progress: Progress
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields first token's index and reduced keys (n, R) of each piece of a document."""
-        for start in range(first_token, len(text.ids), PIECE):
-            stop = min(start + PIECE, len(text.ids))
+        for start in range(first_token, len(text.ids), self.encoder.piece):
+            stop = min(start + self.encoder.piece, len(text.ids))
             with self.esa.run_without_method():
-                keys = self.encoder.encode_document(text.ids, start, stop)
+                keys = self.encoder.encode_tokens(text, start, stop)
             yield start, keys
             on_progress(stop, len(text.ids))

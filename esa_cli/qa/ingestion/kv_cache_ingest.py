@@ -17,7 +17,8 @@ from esa_cli.models.files.families import (
     get_latent_quantization_block_size,
     list_unequal_kv_heads,
 )
-from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
+from esa_cli.qa.finding.finder import TokenisedDocument
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion.ingest import DocumentIngester, StoragePlan
 from esa_cli.qa.planning.kv_cache_storage import (
     check_projections_storable,

@@ -101,7 +101,7 @@ class TokenIndexCosts:
         if self.on_gpu or copied > MOST_BYTES:
             copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
         copied += copied * self.finder.layers // shape.layers
-        return activations * dtype_bytes + copied + fixed
+        return activations * dtype_bytes + copied + fixed + self.finder.weights
 
     def count_ingest_operations(self, token_count: int) -> float:
         """Counts the operations of indexing or prefilling; a multiply-add counts as two."""
@@ -111,7 +111,8 @@ class TokenIndexCosts:
         attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
         share = self.finder.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
         projection = 2 * shape.hidden * self.finder.layout.width
-        return token_count * (share * (2 * self.body + attention) + projection)
+        own = self.finder.weights // 2  # two operations a number of 4 bytes
+        return token_count * (share * (2 * self.body + attention) + projection + own)
 
     @property
     def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
@@ -337,7 +338,8 @@ class ModelIngestPlanner:
         shape = read_model_shape(read_language_model_settings(folder))
         self.weights = measure_weight_sizes(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
-        self.costs, self.cache, how = TokenIndexCosts(shape, on_gpu, body, index), "device", INDEX
+        self.costs, self.cache = TokenIndexCosts(shape, on_gpu, body, index), "device"
+        how = f"{INDEX} {index.name}".strip() if index else INDEX
         self.may_store_rows = False
         if index is None and not by_words:
             method = resolved.method

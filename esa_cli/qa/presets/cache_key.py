@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from esa_cli.attention.method import Method
@@ -23,7 +24,8 @@ from esa_cli.models.attachment.fingerprint import (
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.families import get_model_family
 from esa_cli.models.tokenization.tokenizer import StandaloneTokenizer
-from esa_cli.qa.presets.preset import Preset, find_adapter_folder, find_finder_folder
+from esa_cli.qa.presets.finder_names import locate_finder
+from esa_cli.qa.presets.preset import Preset, find_adapter_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve_preset
 from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import digest_text
@@ -121,9 +123,13 @@ def hash_text_answer_settings(preset: Preset) -> str:
     """Returns the hash of a preset for answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
-    adapter, finder = ("adapter", answer.adapter), ("finder", answer.finder)
-    for (kind, name), find in ((adapter, find_adapter_folder), (finder, find_finder_folder)):
-        for path in [] if name is None else sorted(find(name).iterdir()):
+    folders: dict[str, Path | None] = {}
+    if answer.adapter is not None:
+        folders["adapter"] = find_adapter_folder(answer.adapter)
+    if answer.finder is not None:
+        folders["finder"] = locate_finder(answer.finder).folder
+    for kind, folder in folders.items():
+        for path in [] if folder is None else sorted(folder.iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{kind}_folder {path.name}"] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})

@@ -19,11 +19,11 @@ from pydantic_core import PydanticCustomError
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
+from esa_cli.qa.presets.finder_names import WORDS, find_folder_with_file, locate_finder
 from esa_cli.qa.presets.preset_files import (
     FORMER,
     find_known_model_facts,
     find_preset_file,
-    find_shipped_preset_folder,
     is_web_address,
     list_preset_files,
     list_shipped_preset_files,
@@ -31,17 +31,12 @@ from esa_cli.qa.presets.preset_files import (
     read_preset_file,
     resolve_to_hub_id,
 )
-from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
-MAPS = "maps.safetensors"
-"""The name of the file with a finder's projections."""
-WORDS = "words"
-"""The name that stands for no finder, so that passages are found with BM25 alone."""
 HEAD, COMBINATION = "head.safetensors", "combination.json"
 """The names of the files with the head of an adapter for reading passages, and with the weights by
 which its results and search scores become the probability of an answer."""
@@ -77,9 +72,10 @@ class AnswerSettings(_StrictSettings):
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
-        finder: the folder of a trained finder, or a shipped one's name. words: the weight of BM25
-            beside the finder's score, in standard deviations, for a question whose words single out
-            a passage; for other questions it is less."""
+        finder: a shipped finder's name, the folder of a trained finder or of a late interaction
+            model, a hub id of such a model, or the address of a server of embeddings. words: the
+            weight of BM25 beside the finder's score, in standard deviations, for a question whose
+            words single out a passage; for other questions it is less."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span"] = "auto"
@@ -263,28 +259,16 @@ def check_adapter_and_finder_exist(settings: AnswerSettings) -> None:
         if settings.adapter is not None:
             find_adapter_folder(settings.adapter)
         if settings.finder is not None:
-            find_finder_folder(settings.finder)
+            locate_finder(settings.finder)
 
 
 def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
-    return _find_folder_with_file(adapter_name, "adapter", HEAD)
-
-
-def find_finder_folder(finder_name: str) -> Path:
-    """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
-    return _find_folder_with_file(finder_name, "finder", MAPS)
-
-
-def _find_folder_with_file(folder_name: str, setting_name: str, required_file: str) -> Path:
-    own = expand_home_folder(folder_name, f"answer.{setting_name}", PresetError)
-    shipped = find_shipped_preset_folder() / f"{setting_name}s" / folder_name
-    for folder in (*([] if "/" in folder_name else [shipped]), own):
-        if folder_name and (folder / required_file).is_file():
-            return folder
+    if (folder := find_folder_with_file(adapter_name, "adapter", HEAD)) is not None:
+        return folder
     raise PresetError(
-        f"answer.{setting_name} must be a folder with {required_file}, got {folder_name!r}",
-        f"give the path of a folder with this file, or use --set answer.{setting_name}=null",
+        f"answer.adapter must be a folder with {HEAD}, got {adapter_name!r}",
+        "give the path of a folder with this file, or use --set answer.adapter=null",
     )
 
 
@@ -299,7 +283,7 @@ def replace_finder(preset: Preset, finder_name: str) -> Preset:
         )
     finder = None if finder_name == WORDS else finder_name
     if finder is not None:
-        find_finder_folder(finder)
+        locate_finder(finder)
     return preset.alter_answer_settings(finder=finder)
 
 

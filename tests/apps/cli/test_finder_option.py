@@ -39,3 +39,10 @@ def test_find_by_words_and_by_a_folder(esa: Esa, note: str, finder: Path) -> Non
         done = esa("find", note, QUESTION, *TINY, "--finder", name, *more, "--json")
         assert done.code == 0, done.err
         assert done.data["read"] is read
+
+
+def test_the_plan_says_the_bytes_a_token(esa: Esa, note: str, finder: Path) -> None:
+    plan = esa("plan", note, *TINY, "--finder", str(finder))
+    assert "bytes a token)" in plan.out
+    facts = esa("plan", note, *TINY, "--finder", str(finder), "--json").data
+    assert (facts["finder"], facts["token_bytes"]) == (str(finder), 6 + 8)

@@ -13,6 +13,7 @@ from finder_encoder import new_finder, save_finder
 
 from esa_cli.errors import ModelError
 from esa_cli.qa.finding import finder as token_encoder
+from esa_cli.qa.finding import finder_choice
 from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.preset import load_preset
 
@@ -101,15 +102,15 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
 def test_sizes_come_from_the_file_of_the_preset(encoder: TokenEncoder, tmp_path: Path) -> None:
     save_finder(encoder, tmp_path, "tiny")
     chosen = load_preset("tiny-random", ["answer.from=text", f"answer.finder={tmp_path}"])
-    sizes = token_encoder.read_finder_sizes(chosen)
+    sizes = finder_choice.read_finder_sizes(chosen)
     assert sizes is not None
     assert (sizes.layers, sizes.dim, sizes.layout) == (2, 6, encoder.layout)
-    loaded = token_encoder.load_finder(chosen.answer, encoder.model, encoder.tokenizer)
-    assert loaded is not None
+    loaded = finder_choice.load_finder(chosen.answer, encoder.model, encoder.tokenizer)
+    assert isinstance(loaded, TokenEncoder)
     assert (loaded.layers, loaded.dim) == (2, 6)
     rows = load_preset("tiny-random")
-    assert token_encoder.read_finder_sizes(rows) is None
-    assert token_encoder.load_finder(rows.answer, encoder.model, encoder.tokenizer) is None
+    assert finder_choice.read_finder_sizes(rows) is None
+    assert finder_choice.load_finder(rows.answer, encoder.model, encoder.tokenizer) is None
 
 
 def test_maps_of_another_model_are_refused(encoder: TokenEncoder, tmp_path: Path) -> None:

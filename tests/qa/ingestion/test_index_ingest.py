@@ -46,7 +46,7 @@ def finder(loaded: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT_TOKENS", 32)
     monkeypatch.setattr("esa_cli.qa.finding.finder.CONTEXT_TOKENS", 8)
-    monkeypatch.setattr(index_ingest, "PIECE", PIECE)
+    monkeypatch.setattr(TokenEncoder, "piece", PIECE)
     monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT", SEGMENT)
 
 

@@ -74,6 +74,8 @@ def plan(
         "weights": ready.model.quantization_description or "plain",
         "stored_bytes": index
         and sum(library.estimate_document_size(count, index.layout) for count in counts),
+        "finder": chosen.answer.finder,
+        "token_bytes": index and index.layout.row_bytes,
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
     }
@@ -94,6 +96,7 @@ def _make_plan_table_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     reading = f"{format_duration(facts['seconds'])} ({how})"
     fits = f"yes, up to {facts['most_tokens']:,} tokens" if facts["fits"] else "no"
     host = sizes["host_keys_values"]
+    stored = f"{format_size(facts['stored_bytes'] or 0)} ({facts['token_bytes']} bytes a token)"
     rows = [
         ("model", model, True),
         ("words the answers", f"{facts['reader']} ({reader})", facts["reader"]),
@@ -105,7 +108,7 @@ def _make_plan_table_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("  reduced keys", sizes["reduced_keys"], counts["reduced_keys"]),
         ("  working memory", sizes["working"], True),
         ("memory available", sizes["available"], True),
-        ("in the library", format_size(facts["stored_bytes"] or 0), facts["stored_bytes"]),
+        ("in the library", stored, facts["stored_bytes"]),
         ("reading time", reading if facts["seconds_from"] else "none, as nothing is read", True),
         ("fits", fits, True),
         *((("  to make it fit", remedy, True)) for remedy in facts["remedies"]),

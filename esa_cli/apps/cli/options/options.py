@@ -89,7 +89,8 @@ class ModelOptions:
         str | None,
         option(
             "--finder NAME",
-            "Finder of passages: words (BM25 alone), a shipped finder's name, or a folder.",
+            "Finder of passages: words (BM25 alone), a shipped finder's name, or the folder or hub "
+            "id of a late interaction model.",
         ),
     ] = None
     settings: Set = None
