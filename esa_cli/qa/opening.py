@@ -311,6 +311,9 @@ class CheckedPreset:
             reader = choice.open_reader()
             to = f"{reader.name} at {choice.address.url}"
             observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
+        if self.index is not None and self.index.server:
+            to = f"{self.index.name} at {self.index.server}"
+            observer.show_note(f"esa: questions and whole documents are sent to {to}", dim=False)
         model, indexes = self.model, self.index is not None
         load = model.load_model_for_passages if indexes else model.load_transformers_model
         loaded = load(observer)

@@ -63,6 +63,7 @@ class ModelRef:
     version: str = ""
     member: str = ""  # the GGUF file's path inside the wheel
     sha256: str = ""  # of the GGUF file, in hexadecimal
+    folders: bool = False  # whether files in folders are fetched from the hub, too
 
     @property
     def name(self) -> str:
@@ -102,50 +103,39 @@ _SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _TIMEOUT_S = 10
 
 
-def _call_snapshot_download(
-    ref: ModelRef, with_weights: bool, with_folders: bool = False, **options: Any
-) -> Path:
+def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
     """Calls huggingface_hub's `snapshot_download` for those files of a model that esa needs, and
     returns their folder."""
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
-    ignored = ["onnx/*", "openvino/*"] if with_folders else ["*/*"]
     folder = snapshot_download(
         ref.repo, revision=ref.revision, allow_patterns=files,
-        ignore_patterns=[*ignored, "consolidated*"], **options,
+        ignore_patterns=["onnx/*" if ref.folders else "*/*", "consolidated*"], **options,
     )  # fmt: skip
     return Path(folder)
 
 
-def find_hub_snapshot(
-    ref: ModelRef, with_weights: bool = True, with_folders: bool = False
-) -> Path | None:
+def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
     """Returns the folder of a hub model on this machine, or None if files are missing; the weights
-    may be missing if `with_weights` is False. `with_folders`: a sentence-transformers model, whose
-    modules have folders of their own."""
+    may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
         folder = _call_snapshot_download(ref, with_weights, local_files_only=True)
         (list_weight_files if with_weights else check_tokenizer_files_exist)(folder)
-        if with_folders and not any(folder.glob("*/config.json")):
-            return None
         return folder if (folder / "config.json").exists() else None
     return None
 
 
 def fetch_hub_snapshot(
-    ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True,
-    with_folders: bool = False,
-) -> Path:  # fmt: skip
+    ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True
+) -> Path:
     """Returns the folder of a hub model, after downloading its files if necessary, with or without
-    the weights, and with the folders of a sentence-transformers model's modules.
-
-    Raises ModelError: there is no such model, access or network. ResourceError."""
+    the weights. Raises ModelError: there is no such model, access or network. ResourceError."""
     from huggingface_hub import HfApi
 
-    if folder := find_hub_snapshot(ref, with_weights, with_folders):
+    if folder := find_hub_snapshot(ref, with_weights):
         return folder
     report("download", 0, None)
     try:
@@ -153,7 +143,7 @@ def fetch_hub_snapshot(
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
         bar = _make_silent_tqdm_class(report)
         fetched = _call_snapshot_download(
-            ref, with_weights, with_folders, etag_timeout=_TIMEOUT_S, tqdm_class=bar
+            ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
         )
     except BrokenPipeError:  # the reader of the progress is gone
         raise
@@ -166,7 +156,7 @@ def fetch_hub_snapshot(
             "check the model's name, network, proxy and HF_ENDPOINT; for a private or gated "
             "model sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
-    if with_weights and find_hub_snapshot(ref, True, with_folders) is None:
+    if with_weights and find_hub_snapshot(ref) is None:
         raise ModelError(
             f"{ref.text} has no safetensors weights with a config.json",
             "choose a model repository in transformers' format, or give the path of a .gguf file",

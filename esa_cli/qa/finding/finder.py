@@ -335,15 +335,21 @@ class FinderSizes(NamedTuple):
     Args:
         layers: the number of layers of the preset's model that the finder runs.
         dim: the dimension R of its reduced keys.
-        name, weights: the name, and the bytes of the weights, of a finder with a model of its own.
-    """
+        name, weights: the name and the bytes of the weights of a finder with a model of its own.
+        unit: what has a key, a token or a window. server: that gets the documents."""
 
     layers: int
     dim: int
     name: str = ""
     weights: int = 0
+    unit: str = "token"
+    server: str = ""
 
     @property
     def layout(self) -> Layout:
         """The layout of a token index's files in the library."""
         return make_index_layout(self.dim + self.dim % 2)
+
+    def make_width_even(self, vectors: Tensor) -> Tensor:
+        """Appends a zero to vectors of odd dimension, as the library stores two halves."""
+        return nn.functional.pad(vectors, (0, self.dim % 2))

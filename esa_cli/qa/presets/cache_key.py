@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from esa_cli.attention.method import Method
@@ -123,15 +122,14 @@ def hash_text_answer_settings(preset: Preset) -> str:
     """Returns the hash of a preset for answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
-    folders: dict[str, Path | None] = {}
-    if answer.adapter is not None:
-        folders["adapter"] = find_adapter_folder(answer.adapter)
-    if answer.finder is not None:
-        folders["finder"] = locate_finder(answer.finder).folder
-    for kind, folder in folders.items():
-        for path in [] if folder is None else sorted(folder.iterdir()):
-            if path.suffix in (".json", ".safetensors"):
-                hashes[f"{kind}_folder {path.name}"] = sha256(path.read_bytes()).hexdigest()
+    place = None if answer.finder is None else locate_finder(answer.finder)
+    adapter = None if answer.adapter is None else find_adapter_folder(answer.adapter)
+    finder = place and (place.trained or place.late)
+    for kind, folder in (("adapter", adapter), ("finder", finder)):
+        for path in [] if folder is None else sorted(folder.rglob("*")):
+            if folder and path.suffix in (".json", ".safetensors"):
+                name = f"{kind}_folder {path.relative_to(folder)}"
+                hashes[name] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})
     return _hash_as_json({**settings, "files": hashes})
 

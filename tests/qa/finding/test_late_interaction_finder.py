@@ -8,107 +8,92 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_finder import tiny_finder
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import models as pieces
+from transformers import ModernBertConfig, ModernBertModel, PreTrainedTokenizerFast
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.errors import ModelError, PresetError, UsageError
+from esa_cli.errors import ModelError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding import finder_choice, late_interaction_finder
 from esa_cli.qa.finding.finder import ReducedKeys, compute_window_products
-from esa_cli.qa.finding.late_interaction_finder import (
-    LateInteractionFinder,
-    read_late_interaction_sizes,
-)
-from esa_cli.qa.presets.finder_names import locate_finder
+from esa_cli.qa.finding.late_interaction_finder import LateInteractionFinder
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 
-PACKAGE = "sentence_transformers"
-QUESTIONS = ["When does the gate open?", "Who?"]
 TEXT = "The gate opens at nine. Nobody knows why it does. " * 9
 DOCUMENT = Document("t", TEXT, "t", "utf-8", len(TEXT))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    from tiny_late_interaction import save_tiny_late_interaction_model
+    """Tiny random ModernBERT weights, saved by the package; full stops are not scored."""
+    package = pytest.importorskip("sentence_transformers", minversion="6")
+    torch.manual_seed(0)
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "[Q] ", "[D] "]
+    names += sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(pieces.BPE({name: n for n, name in enumerate(names)}, [], unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ends = [("[CLS]", 1), ("[SEP]", 2)]
+    plain.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]", unk_token="[UNK]", model_max_length=96,
+        additional_special_tokens=["[Q] ", "[D] "],
+    ).save_pretrained(tmp_path / "backbone")  # fmt: skip
+    config = ModernBertConfig(
+        vocab_size=len(names), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=2, max_position_embeddings=96, local_attention=32, pad_token_id=0,
+        cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    ModernBertModel(config).save_pretrained(tmp_path / "backbone")
+    prompts = {"query": "[Q] ", "document": "[D] "}
+    encoder = package.MultiVectorEncoder(str(tmp_path / "backbone"), prompts=prompts)
+    encoder[1].linear = torch.nn.Linear(32, 5, bias=False)
+    encoder[1].out_features, encoder[2].skiplist_words = 5, ["."]
+    encoder.save_pretrained(str(tmp_path / "late"))
+    return tmp_path / "late"
 
-    return save_tiny_late_interaction_model(tmp_path / "late")
 
-
-@pytest.fixture
-def finder(folder: Path) -> LateInteractionFinder:
-    pytest.importorskip(PACKAGE, minversion="6")
-    return LateInteractionFinder.load(folder)
-
-
-def test_scores_are_the_max_sim_of_the_package(finder: LateInteractionFinder) -> None:
-    """Of the first part of a document, in which a full stop is not scored."""
-    assert (finder.part, finder.context) == (64, 8)
+def test_scores_are_the_max_sim_of_the_package(folder: Path) -> None:
+    finder, questions = LateInteractionFinder(folder), ["When does the gate open?", "Who?"]
+    assert (finder.part, finder.context, finder.layout.width) == (64, 8, 6)
     text = finder.tokenise(DOCUMENT)
-    assert text.offsets[:3].tolist() == [[0, 1], [1, 2], [2, 3]]
-    keys = finder.encode_tokens(text, 0, 64)
-    [whole] = finder.encoder.encode_document([TEXT[:64]])
-    spoken = torch.tensor([letter != "." for letter in TEXT[:64]])
-    torch.testing.assert_close(keys[spoken], whole[2:-1].float(), atol=1e-5, rtol=1e-4)
-    queries, weights = finder.encode_questions(QUESTIONS)
-    want = finder.encoder.similarity(finder.encoder.encode_query(QUESTIONS), [whole[2:-1]])
-    for query, weight, score in zip(queries, weights, want[:, 0], strict=True):
-        bounds = torch.tensor([0]), torch.tensor([64])
-        got = compute_window_products(query, keys, *bounds)[0] @ weight
-        assert float(got * (weight > 0).sum()) == pytest.approx(float(score), rel=1e-4)
-        stored = compute_window_products(query, ReducedKeys.encode(keys, finder.layout), *bounds)
-        assert float(stored[0] @ weight) == pytest.approx(float(got), abs=0.02)
-
-
-def test_a_document_is_the_same_in_every_division(finder: LateInteractionFinder) -> None:
-    text = finder.tokenise(DOCUMENT)
-    whole = finder.encode_tokens(text, 0, 450)
+    keys = finder.encode_tokens(text, 0, 450)
     parts = [finder.encode_tokens(text, at, min(at + 128, 450)) for at in range(0, 450, 128)]
-    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-4)
-    [row] = finder.encoder.encode_document([TEXT[120:192]])
-    assert len(row) == 72 + 3 - TEXT[120:192].count(".")
-    kept = [n for n in range(128, 192) if TEXT[n] != "."]
-    context = sum(letter != "." for letter in TEXT[120:128])
-    torch.testing.assert_close(whole[kept], row[2 + context : -1].float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(parts), keys, atol=1e-5, rtol=1e-4)
+    queries, weights = finder.encode_questions(questions)
+    for first in (0, 128):  # the second part has eight tokens of context
+        low = max(0, first - 8)
+        [rows] = finder.encoder.encode_document([TEXT[low : first + 64]])
+        rows = rows[2 + sum(letter != "." for letter in TEXT[low:first]) : -1]
+        spoken = [at for at in range(first, first + 64) if TEXT[at] != "."]
+        torch.testing.assert_close(keys[spoken, :5], rows, atol=1e-5, rtol=1e-4)
+        want = finder.encoder.similarity(finder.encoder.encode_query(questions), [rows])[:, 0]
+        bounds = torch.tensor([first]), torch.tensor([first + 64])
+        for query, weight, score in zip(queries, weights, want, strict=True):
+            for kept in (keys, ReducedKeys.encode(keys, finder.layout)):
+                got = compute_window_products(query, kept, *bounds)[0] @ weight
+                assert float(got) == pytest.approx(float(score / (weight > 0).sum()), abs=0.02)
 
 
-def test_an_odd_width_and_an_index_beside_the_other_finders(tmp_path: Path) -> None:
-    pytest.importorskip(PACKAGE, minversion="6")
-    from tiny_finder import tiny_finder
-    from tiny_late_interaction import save_tiny_late_interaction_model
-
-    late = save_tiny_late_interaction_model(tmp_path / "late", dim=5)
+def test_its_index_is_beside_those_of_other_finders(folder: Path, tmp_path: Path) -> None:
     tiny_finder(tmp_path / "ours")
-    library, document = Library(tmp_path / "library"), DOCUMENT
-    loaded = models.load("random:llama", device="cpu", dtype="float32")
-    books: list[Any] = []
-    for name in (late, tmp_path / "ours", late):
+    library, read_s = Library(tmp_path / "library"), list[float]()
+    loaded: Any = models.load("random:llama", device="cpu", dtype="float32")
+    for name in (folder, tmp_path / "ours", folder):
         chosen = load_preset("tiny-random", ["answer.from=text", f"answer.finder={name}"])
-        sizes = finder_choice.read_finder_sizes(chosen)
         with Esa(loaded, chosen, library=library) as esa:
-            books.append(esa.ingest(document))
-            assert sizes is not None
-            assert books[-1].index.layout == sizes.layout
-            assert esa.find_passages(QUESTIONS[0], books[-1:])
-    first, ours, again = books
-    assert (first.index.shape[1], ours.index.shape[1]) == (6, 6)
-    assert (first.read_s > 0, again.read_s) == (True, 0.0), "the other finder destroyed nothing"
-    assert len(library.entries()) == 2
+            book = esa.ingest(DOCUMENT)
+            assert esa.find_passages("Who?", [book])
+            read_s.append(book.read_s)
+    assert (min(read_s[:2]) > 0, read_s[2], len(library.entries())) == (True, 0.0, 2)
 
 
-def test_what_cannot_be_used_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert locate_finder("lightonai/LateOn").kind == "late interaction"
-    assert read_late_interaction_sizes(folder).layout.row_bytes == 6 + 8
-    with pytest.raises(PresetError, match="must be a folder"):
-        locate_finder("nothing")
+@pytest.mark.parametrize("kind", ["modeling.Strange", "sentence_transformers.Pooling"])
+def test_foreign_code_and_single_vectors_are_refused(kind: str, folder: Path) -> None:
     own = json.loads((folder / "modules.json").read_text())
-    wrong = {"modeling.Strange": r"of its own, modeling\.Strange", f"{PACKAGE}.Pooling": "a text"}
-    for kind, message in wrong.items():
-        own[1]["type"] = kind
-        (folder / "modules.json").write_text(json.dumps(own))
-        with pytest.raises(ModelError, match=message):
-            read_late_interaction_sizes(folder)
-    monkeypatch.setattr(late_interaction_finder, "PACKAGE", "no_such_package")
-    with pytest.raises(UsageError, match="no_such_package"):
-        LateInteractionFinder.load(folder)
+    (folder / "modules.json").write_text(json.dumps([own[0], {**own[1], "type": kind}]))
+    with pytest.raises(ModelError, match=kind):
+        LateInteractionFinder(folder)

@@ -44,6 +44,7 @@ def plan(
     """Show the tokens, memory and time that documents will take.
 
     `esa plan` loads no model, and also says whether the documents fit into memory."""
+    from esa_cli.qa.finding.words import WINDOW_WORDS, list_sentence_words
     from esa_cli.qa.opening import check_before_loading, choose_answer_source
     from esa_cli.qa.reading.reader_choice import count_reader_weight_bytes, find_preset_reader
 
@@ -51,7 +52,10 @@ def plan(
         gathered = read_documents(documents, reporter).documents
         chosen = choose_answer_source(model.load_preset(), reporter, import_transformers=False)
         ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter)
-    counts = [ready.model.count_tokens(document.text) for document in gathered]
+    if ready.index is not None and ready.index.unit == "window":
+        counts = [len(list_sentence_words(one.text).cut_windows(WINDOW_WORDS)) for one in gathered]
+    else:
+        counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.model_planner, ready.index, Library()
     reader: int | None = 0
     if (choice := find_preset_reader(ready.resolved.preset)) is not None:
@@ -75,6 +79,7 @@ def plan(
         "stored_bytes": index
         and sum(library.estimate_document_size(count, index.layout) for count in counts),
         "finder": chosen.answer.finder,
+        "unit": index.unit if index else "token",
         "token_bytes": index and index.layout.row_bytes,
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
@@ -96,11 +101,12 @@ def _make_plan_table_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     reading = f"{format_duration(facts['seconds'])} ({how})"
     fits = f"yes, up to {facts['most_tokens']:,} tokens" if facts["fits"] else "no"
     host = sizes["host_keys_values"]
-    stored = f"{format_size(facts['stored_bytes'] or 0)} ({facts['token_bytes']} bytes a token)"
+    stored = f"{format_size(facts['stored_bytes'] or 0)} ({facts['token_bytes']} bytes a "
+    stored += f"{facts['unit']})"
     rows = [
         ("model", model, True),
         ("words the answers", f"{facts['reader']} ({reader})", facts["reader"]),
-        ("tokens", f"{facts['tokens']:,}", True),
+        (f"{facts['unit']}s", f"{facts['tokens']:,}", True),
         ("memory needed", sizes["needed"], True),
         ("  weights", sizes["weights"] + packed, True),
         ("  keys and values", sizes["keys_values"], counts["keys_values"]),

@@ -88,9 +88,9 @@ class ModelOptions:
     finder: Annotated[
         str | None,
         option(
-            "--finder NAME",
-            "Finder of passages: words (BM25 alone), a shipped finder's name, or the folder or hub "
-            "id of a late interaction model.",
+            "--finder NAME|URL#MODEL",
+            "Finder of passages: words (BM25 alone), a shipped finder's name, a folder or hub id "
+            "of a late interaction model, or a model of embeddings on a server.",
         ),
     ] = None
     settings: Set = None
