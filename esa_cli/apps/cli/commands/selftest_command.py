@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -297,9 +297,14 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="BENCHMARK", help="longbench, infinitebench, counting-stars or needlebench."
+            metavar="BENCHMARK",
+            help="longbench, infinitebench, counting-stars, needlebench, or finders.",
         ),
     ],
+    questions: Annotated[
+        Path | None,
+        typer.Argument(metavar="QUESTIONS.jsonl", help="With finders: questions with passages."),
+    ] = None,
     data: Annotated[
         Path | None, option("--data DIR", "The folder with the official files of the benchmark.")
     ] = None,
@@ -314,7 +319,15 @@ def bench(
 ) -> None:
     """Run a public benchmark, and print a table of its scores.
 
-    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
+    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
+
+    esa bench finders QUESTIONS.jsonl --finder NAME measures finders on questions of your own."""
+    if (name == "finders") is not (questions is not None):
+        needs = "the benchmark finders, and only this one, needs a file of questions"
+        raise UsageError(needs, "for example: esa bench finders QUESTIONS.jsonl --finder NAME")
+    if questions is not None:
+        _bench_finders(questions, model, common)
+        return
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import fetch_and_check_model
@@ -398,6 +411,32 @@ def bench(
     print_results = partial(_print_benchmark_scores, selection, journal, left_out, common.as_json)
     with reporter:
         files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
+
+
+def _bench_finders(
+    questions: Path, model: options.ModelOptions, common: options.MethodComparisonOptions
+) -> None:
+    """Measures words, the preset's finder, and the finder of --finder on a user's questions."""
+    from esa_cli.evaluation.bench import finder_bench
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.opening import check_before_loading
+
+    asked, rows = finder_bench.read_finder_questions(questions), list[dict[str, Any]]()
+    names = ["words", replace(model, finder=None).load_preset().answer.finder, model.finder]
+    with terminal.Reporter(common.quiet) as reporter, quiet_transformers():
+        for name in dict.fromkeys(one for one in names if one is not None):
+            preset = replace(model, finder=name).load_preset()
+            place = model.choose_device_and_dtype()
+            checked = check_before_loading(preset, place, reporter)
+            reporter.show_spinner(f"measuring {name}")
+            with Esa.from_checked_preset(checked, observer=reporter) as esa:
+                rows.append({"finder": name, **finder_bench.measure_finder(esa, asked)})
+            reporter.clear_spinner()
+    if common.as_json:
+        terminal.print_json({"finders": rows})
+    else:
+        terminal.print_table(tuple(rows[0]), [tuple(map(str, row.values())) for row in rows])
 
 
 def _print_benchmark_scores(
