@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from esa_cli.attention.method import Method
@@ -122,12 +123,13 @@ def hash_text_answer_settings(preset: Preset) -> str:
     """Returns the hash of a preset for answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
-    place = None if answer.finder is None else locate_finder(answer.finder)
     adapter = None if answer.adapter is None else find_adapter_folder(answer.adapter)
-    finder = place and (place.trained or place.late)
+    finder = None if answer.finder is None else locate_finder(answer.finder)
     for kind, folder in (("adapter", adapter), ("finder", finder)):
-        for path in [] if folder is None else sorted(folder.rglob("*")):
-            if folder and path.suffix in (".json", ".safetensors"):
+        if not isinstance(folder, Path):
+            continue  # no folder, or a finder whose files are elsewhere
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".json", ".safetensors"):
                 name = f"{kind}_folder {path.relative_to(folder)}"
                 hashes[name] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
@@ -18,35 +18,23 @@ WORDS = "words"
 """The name that stands for no finder, so that passages are found with BM25 alone."""
 
 
-class FinderPlace(NamedTuple):
-    """Where a finder is: in the folder of a `trained` finder, in the folder of a `late` interaction
-    model or as a model `ref` of the hub, or on the `server` of an address."""
-
-    trained: Path | None = None
-    late: Path | None = None
-    ref: ModelRef | None = None
-    server: str | None = None
-
-
-def locate_finder(name: str) -> FinderPlace:
-    """Returns the place of a finder. Raises PresetError: there is none of this name."""
+def locate_finder(name: str) -> Path | ModelRef | str:
+    """Returns where a finder is: the folder of its files, a model on the hub, or the address of a
+    server. Raises PresetError: there is none of this name."""
     if is_web_address(name):
-        return FinderPlace(server=name)
-    if (folder := find_folder_with_file(name, "finder", MAPS)) is not None:
-        return FinderPlace(folder)
-    if (folder := find_folder_with_file(name, "finder", MODULES)) is not None:
-        return FinderPlace(late=folder)
-    try:
+        return name
+    for required_file in (MAPS, MODULES):
+        if (folder := find_folder_with_file(name, "finder", required_file)) is not None:
+            return folder
+    with suppress(ModelError):
         ref = parse_reference(name)
-    except ModelError:
-        ref = None
-    if ref is None or ref.kind != "hub" or "/" not in ref.repo:
-        raise PresetError(
-            f"answer.finder must be a folder with {MAPS} or {MODULES}, a hub id OWNER/NAME, or the "
-            f"address of a server, got {name!r}",
-            "check the name, or use --finder words, which finds with BM25 alone",
-        )
-    return FinderPlace(ref=replace(ref, folders=True))
+        if ref.kind == "hub" and "/" in ref.repo:
+            return replace(ref, folders=True)
+    raise PresetError(
+        f"answer.finder must be a folder with {MAPS} or {MODULES}, a hub id OWNER/NAME, or the "
+        f"address of a server, got {name!r}",
+        "check the name, or use --finder words, which finds with BM25 alone",
+    )
 
 
 def find_folder_with_file(name: str, setting_name: str, required_file: str) -> Path | None:

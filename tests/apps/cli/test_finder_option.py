@@ -10,6 +10,7 @@ from command import Esa
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import PresetError, UsageError
+from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.qa.presets.finder_names import locate_finder
 
 TINY = ("--preset", "tiny-random", "--device", "cpu", "--dtype", "float32")
@@ -21,7 +22,7 @@ def test_the_option_replaces_the_finder(finder: Path) -> None:
         assert answer.load_preset().answer.finder == chosen
     worded = ModelOptions(model="Qwen/Qwen3-4B", finder="words").load_preset().answer
     assert (worded.reader, worded.finder) == ("Qwen/Qwen3-4B", None), "as with the preset's own"
-    assert locate_finder("lightonai/LateOn").ref is not None
+    assert isinstance(locate_finder("lightonai/LateOn"), ModelRef)
     with pytest.raises(UsageError, match="needs answers from passages"):
         ModelOptions("tiny-random", finder=str(finder)).load_preset("esa")
     with pytest.raises(PresetError, match="must be a folder"):
