@@ -126,7 +126,7 @@ def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None)
     return {
         "id": question["id"],
         **ways,
-        "share_read": round(coverage.share, 4),
+        "share_read": round(coverage.read_share, 4),
         "read": coverage.read,
         "s": round(seconds, 1),
         "rows": [

@@ -326,6 +326,9 @@ class Esa:
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started, answered_from="text",
             read=all(book.index is not None for book in books),
+            foreign_languages=tuple(
+                self.search.get_passage_finder(placed).list_foreign_languages()
+            ),
         )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:

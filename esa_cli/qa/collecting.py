@@ -29,9 +29,9 @@ SIEVE = 2.0
 NEAR = 0.8
 """A passage is also read again if its late interaction is at least this share of the best: if a
 fifth of a text fits equally well, no score exceeds the mean by two standard deviations."""
-FIT = (6.0, 0.05)
-"""Factor and offset of the fit, which is added to log-odds: 6 * (late interaction - 0.05)."""
-LEAST = 2.5
+FIT = (9.0, 0.05)
+"""Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
+LEAST = 0.5
 """The minimum of log-odds plus fit for a passage with an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST`
 are chosen on the development questions of benchmarks/collect_questions."""
 BATCH = 16

@@ -171,6 +171,14 @@ def test_what_on_text_raises_passes_and_the_asker_goes_on(asker: Esa, question: 
     assert (again.text, again.evidence) == (want.text, want.evidence)
 
 
+def test_languages_for_which_the_default_was_not_trained_are_named(asker: Esa) -> None:
+    spanish = "El marinero abre la puerta del norte a las nueve, y no sabe de quién es el barco. "
+    chinese = "船长九点打开北门。" * 9
+    languages = {STORY: (), spanish * 9: ("Spanish",), chinese: ("a script without spaces",)}
+    for text, wanted in languages.items():
+        assert asker.ask("Ahab?", [book(asker, text)]).foreign_languages == wanted
+
+
 def test_what_cannot_be_asked(asker: Esa) -> None:
     books = [book(asker, STORY)]
     with pytest.raises(UsageError, match="no document"):

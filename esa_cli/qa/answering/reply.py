@@ -75,7 +75,8 @@ class Reply:
         cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
-        read: whether all documents have a token index; else words alone found passages of some."""
+        read: whether all documents have a token index; else words alone found passages of some.
+        foreign_languages: of the documents, for which the default models were not trained."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -90,6 +91,7 @@ class Reply:
     read: bool = True
     certainty: Certainty | None = None
     probability: float | None = None
+    foreign_languages: tuple[str, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:

@@ -8,6 +8,7 @@ chosen by the development questions of benchmarks/book_questions.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -35,7 +36,7 @@ from esa_cli.qa.finding.words import (
 )
 from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
-from esa_cli.system.text import find_question_words
+from esa_cli.system.text import ENGLISH, SPACELESS_CHARACTER, find_question_words
 
 AROUND = (4, 32, 128)
 """Numbers of neighbours that raise a window's score: about a page, some pages, a chapter."""
@@ -53,6 +54,9 @@ VAGUE = 0.15
 """The share of BM25's weight that is used if BM25 singles out no passage."""
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
+_SPACELESS = re.compile(SPACELESS_CHARACTER)
+SAMPLE = 5000
+"""The number of characters of a document in which a script without spaces is looked for."""
 COUNT = 8
 ABOVE = 2.0
 """The minimum score if all passages are requested; about one window in thirty reaches 2.0."""
@@ -169,6 +173,14 @@ class PassageFinder:
                 ):  # one key a window, though they overlap
                     bounds = torch.arange(len(own)), torch.arange(1, len(own) + 1)
                 self._indexed.append((own, bounds, book.index))
+
+    def list_foreign_languages(self) -> list[str]:
+        """Lists the languages of the documents for which finder and reader were not trained."""
+        found = [name.capitalize() for name in self.index.languages if name != ENGLISH]
+        samples = [document.text[:SAMPLE] for document in self.documents]
+        if any(len(_SPACELESS.findall(sample)) > len(sample) / 4 for sample in samples):
+            found.append("a script without spaces")
+        return found
 
     def rate_unmentioned_names(
         self, question: str, is_usually_lowercase: Callable[[str], bool]

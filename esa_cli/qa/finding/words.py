@@ -184,7 +184,7 @@ class LexicalIndex:
     ) -> None:
         known = words or [None] * len(texts)
         tables = [one or list_sentence_words(text) for one, text in zip(known, texts, strict=True)]
-        self._languages = dict.fromkeys(table.language for table in tables)
+        self.languages = dict.fromkeys(table.language for table in tables)
         self._vocabulary: dict[str, int] = {}
         for stem in chain.from_iterable(table.vocabulary for table in tables):
             self._vocabulary.setdefault(stem, len(self._vocabulary))
@@ -220,7 +220,7 @@ class LexicalIndex:
 
     def _find_vocabulary_numbers(self, question: str) -> list[int]:
         """Returns the vocabulary numbers of those words of a question that occur in documents."""
-        words = find_question_words(question, self._languages)
+        words = find_question_words(question, self.languages)
         return [
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]

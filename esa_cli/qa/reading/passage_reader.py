@@ -161,8 +161,7 @@ class PassageReader:
             return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
         prompts = [self.prompt.encode_prompt(question, self._clip(question, p)) for p in passages]
         out: dict[int, PassageReading] = {}
-        uses_hooks = self._adapter is not None and not self._fuses
-        with self._adapter.apply() if uses_hooks and self._adapter else nullcontext():
+        with nullcontext() if self._adapter is None or self._fuses else self._adapter.apply():
             order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
             for group in iterate_groups(order):
                 states = self._compute_states([prompts[n].ids for n in group])

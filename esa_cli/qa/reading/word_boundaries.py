@@ -23,6 +23,8 @@ SIGN = re.compile(
 """Matches the sign before a word, which belongs to the word and may be empty."""
 UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
 """Matches a unit that follows a number without a space."""
+QUOTES = {"`": "`", '"': '"', "”": "“", "’": "‘", "»": "«"}
+"""Maps closing quotation marks to opening ones."""
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 _MONEY = re.compile(MONEY)
@@ -80,8 +82,12 @@ class WordBoundaries:
         return not (_is_word_char(after) or self._is_joining_mark(offset))
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by an adjacent sign or unit, and by missing closing brackets."""
-        start = self._signs.get(start, start)
+        """Extends a span by an adjacent sign or unit, and by missing closing brackets. A quotation
+        mark at the end that closes nothing in the span is left out."""
+        start, last = self._signs.get(start, start), self.text[end - 1]
+        opening = QUOTES.get(last)
+        if opening is not None and opening not in self.text[start : end - 1] and end - start > 1:
+            end -= 1
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()
         missing: list[str] = []

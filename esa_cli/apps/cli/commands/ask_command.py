@@ -231,6 +231,11 @@ class AskCommandRun:
             answer_output.print_answer_and_passages(
                 reply, opts.choose_passage_count(), reporter, is_printed=streams
             )
+            if reply.foreign_languages and self.esa.reader is None:
+                reporter.show_note(
+                    f"  the documents are in {' and '.join(reply.foreign_languages)}; finder and "
+                    "reader were trained on English: --reader MODEL may answer better"
+                )
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:

@@ -290,7 +290,7 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         option(
             "--least NUMBER",
             "Minimum confidence of a place, the sum of its finder score and log-odds; by default "
-            "2.5. A higher number gives fewer, surer places.",
+            "0.5. A higher number gives fewer, surer places.",
         ),
     ] = None
     distinct: Annotated[
