@@ -7,7 +7,6 @@ whole text of each document and each question.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import os
 from collections.abc import Sequence

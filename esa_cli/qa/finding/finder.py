@@ -225,9 +225,8 @@ class TokenEncoder:
                 facts = json.loads(file.metadata()["finder"])
             layers, prompt = int(facts["layers"]), str(facts["prompt"])
             if not set(maps) >= MAP_NAMES or not all(one.isfinite().all() for one in maps.values()):
-                raise ValueError(
-                    f"{MAPS} must have finite numbers for {', '.join(sorted(MAP_NAMES))}"
-                )
+                wanted = ", ".join(sorted(MAP_NAMES))
+                raise ValueError(f"{MAPS} must have finite numbers for {wanted}")
         adapter, weight = LoraAdapter.load(folder, model), next(model.parameters())
         adapter.match_device_and_dtype(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}

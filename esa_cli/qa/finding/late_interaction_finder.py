@@ -6,7 +6,6 @@ Code that comes with a model is never run, and pickled weights are never fetched
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -78,7 +77,7 @@ class LateInteractionFinder:
             except Exception as error:  # of many kinds, from the files and the package
                 wrong = f"the finder {folder} cannot be loaded: {get_first_line(error)}"
                 raise ModelError(wrong, HINT) from error
-        ids, at = list(around["input_ids"]), 0
+        ids = list(around["input_ids"])
         at = [end for _, end in around["offset_mapping"]].index(len(prompt) + 1)
         self._head, self._tail = ids[:at], ids[at + 1 :]
         longest = getattr(self.encoder[0], "document_length", None) or self.encoder.max_seq_length
@@ -112,9 +111,8 @@ class LateInteractionFinder:
         """Returns the reduced keys of the parts of a document that begin at `starts`."""
         parts = [(max(0, at - self.context), at, min(at + self.part, last)) for at in starts]
         rows = [torch.tensor([*self._head, *ids[low:stop], *self._tail]) for low, _, stop in parts]
-        batch = nn.utils.rnn.pad_sequence(
-            rows, batch_first=True, padding_value=self.encoder.tokenizer.pad_token_id or 0
-        )
+        padding = self.encoder.tokenizer.pad_token_id or 0
+        batch = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
         lengths = torch.tensor([len(row) for row in rows])[:, None]
         mask = (torch.arange(batch.shape[1])[None] < lengths).long()
         inputs = {"input_ids": batch, "attention_mask": mask}

@@ -168,9 +168,7 @@ class PassageFinder:
             own = (documents == number).nonzero()[:, 0]
             if book.index is not None and own.numel():
                 bounds = find_token_bounds(book.spans, windows[own])
-                if torch.equal(
-                    book.spans.long(), windows[own]
-                ):  # one key a window, though they overlap
+                if torch.equal(book.spans.long(), windows[own]):  # one key a window; they overlap
                     bounds = torch.arange(len(own)), torch.arange(1, len(own) + 1)
                 self._indexed.append((own, bounds, book.index))
 
@@ -254,9 +252,8 @@ class PassageFinder:
                     break
                 if at not in overlapping:
                     picked.append(at)
-                    overlapping.update(
-                        n for n, share in self._find_overlapping_windows(at) if share >= 0.5
-                    )
+                    shares = self._find_overlapping_windows(at)
+                    overlapping.update(n for n, share in shares if share >= 0.5)
         passages = [self.make_window_passage(at, scores.total) for at in picked]
         if scores.late is None:
             return passages

@@ -38,10 +38,8 @@ def check_can_join_documents(
         return
     check_can_join_recurrent_states(model_type, has_recurrent_layers)
     if preset.method.selector.is_observer:
-        raise UsageError(
-            f"selector {preset.preset.selector['name']} works with one document only",
-            "ask about one document, or use another selector",
-        )
+        wrong = f"selector {preset.preset.selector['name']} works with one document only"
+        raise UsageError(wrong, "ask about one document, or use another selector")
 
 
 def explain_why_not_storable(method: Method) -> str:

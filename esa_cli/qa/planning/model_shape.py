@@ -121,7 +121,6 @@ def _read_sliding_window(config: Mapping[str, Any]) -> int:
 
 
 def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) -> tuple[int, int]:
-    """Returns the sizes of a recurrent layer's convolution state and recurrent state."""
     taps = _read_nonzero_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
     if keys := _read_nonzero_size(config, "linear_num_key_heads"):
         heads = _read_nonzero_size(config, "linear_num_value_heads")
@@ -184,7 +183,6 @@ def measure_weight_sizes(
 
 
 def _has_all_weight_files(model_folder: Path) -> bool:
-    """Whether a folder has all weight files of a model, not only the index of the files."""
     try:
         list_weight_files(model_folder)
     except ModelError:
@@ -195,9 +193,8 @@ def _has_all_weight_files(model_folder: Path) -> bool:
 def count_weights_used_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
     """Counts the weights by which one token is multiplied in layers and in the experts it uses."""
     settings = config.get("text_config") or config
-    experts = _read_nonzero_size(
-        settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
-    )
+    names = "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
+    experts = _read_nonzero_size(settings, *names)
     share = min(1.0, _count_experts_per_token(settings) / experts) if experts else 1.0
     total = 0.0
     for tensor in tensors:
@@ -207,9 +204,8 @@ def count_weights_used_per_token(tensors: Iterable[WeightInfo], config: Mapping[
 
 
 def _is_layer_matrix(tensor: WeightInfo) -> bool:
-    return len(tensor.shape) > 1 and not any(
-        part in tensor.name for part in ("embed", "lm_head", "wte", "wpe")
-    )
+    others = "embed", "lm_head", "wte", "wpe"
+    return len(tensor.shape) > 1 and not any(part in tensor.name for part in others)
 
 
 def _is_expert_weight(tensor: WeightInfo) -> bool:

@@ -290,10 +290,8 @@ class TokenIndexPlanner:
     """Estimates memory and time of a token index from the bytes of the model's weights alone.
 
     Args:
-        weights: bytes of the model's weights.
-        row_bytes: bytes of a token in the index.
-        memory: see `IngestPlanner`.
-        speed_key: the result of `make_ingest_speed_key`."""
+        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
+        memory: see `IngestPlanner`. speed_key: the result of `make_ingest_speed_key`."""
 
     weights: int
     row_bytes: int
@@ -366,9 +364,8 @@ class ModelIngestPlanner:
     @cached_property
     def operations_per_second(self) -> float:
         """The measured operations per second, or an estimate from a matrix product."""
-        return self.measured_operations_per_second or EFFICIENCY * measure_matmul_speed(
-            self.costs.shape, self.dtype, self.device
-        )
+        sizes = self.costs.shape, self.dtype, self.device
+        return self.measured_operations_per_second or EFFICIENCY * measure_matmul_speed(*sizes)
 
     def plan_ingest(
         self, token_count: int, dtype_bytes: int | None = None, cache: str | None = None
@@ -379,9 +376,8 @@ class ModelIngestPlanner:
         at_once = min(token_count, STORED_AT_ONCE) if cache == "disk" else token_count
         weights = self.weights.count_weight_bytes(size)
         working = costs.count_working_memory_bytes(token_count, size)
-        reduced, (on_device, on_host) = (
-            costs.count_reduced_key_bytes(at_once, size), costs.count_kv_bytes(at_once, size)
-        )  # fmt: skip
+        reduced = costs.count_reduced_key_bytes(at_once, size)
+        on_device, on_host = costs.count_kv_bytes(at_once, size)
         too_large = weights + working + reduced + on_device > self.memory
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
             on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=True)
@@ -391,15 +387,6 @@ class ModelIngestPlanner:
             host_keys_values=on_host, host_available=self.host_memory,
             operations=costs.count_ingest_operations(token_count), planner=self,
         )  # fmt: skip
-
-    def find_max_fitting_tokens(self, dtype_bytes: int) -> int:
-        """Returns how many tokens fit into memory if each value takes `dtype_bytes` bytes."""
-        low, high = 0, 1 << 28
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.plan_ingest(middle, dtype_bytes).fits_memory
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
 
     def check_memory_suffices(self, token_count: int) -> None:
         self.plan_ingest(token_count).check_fits_memory()
@@ -449,7 +436,12 @@ class IngestPlan:
     @property
     def max_fitting_tokens(self) -> int:
         """The largest number of tokens that would fit into memory with the same settings."""
-        return self.planner.find_max_fitting_tokens(self.planner.dtype.itemsize)
+        low, high = 0, 1 << 28
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.planner.plan_ingest(middle).fits_memory
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:
@@ -464,13 +456,11 @@ class IngestPlan:
 
         on_device = planner.plan_ingest(self.tokens, size, "device")
         on_cpu = on_gpu and on_device.needed_bytes <= planner.host_memory
+        to_host = on_gpu and cache == "device"
         to_disk = planner.may_store_rows and cache != "disk"
         ways = (
             (size > 2 and fits_memory_with(2), "use --dtype bfloat16, which fits"),
-            (
-                on_gpu and cache == "device" and fits_memory_with(size, "host"),
-                "use --cache host, which fits",
-            ),
+            (to_host and fits_memory_with(size, "host"), "use --cache host, which fits"),
             (to_disk and fits_memory_with(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
         )
@@ -491,7 +481,6 @@ def _make_memory_error(
     token_count: int, needed_bytes: int, available_bytes: int, memory_owner: str, device: str,
     remedies: Sequence[str],
 ) -> ResourceError:  # fmt: skip
-    """Makes the error that `token_count` tokens do not fit into the memory of device or host."""
     is_limited = _is_memory_limited_by_user(device)
     device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{memory_owner} has"
     return ResourceError(
@@ -502,7 +491,6 @@ def _make_memory_error(
 
 
 def _list_memory_remedies(tokens_that_fit: int, device: str) -> list[str]:
-    """Returns advice for documents that do not fit into memory on any device."""
     fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
     free = "raise ESA_MEMORY_LIMIT" if _is_memory_limited_by_user(device) else "free some memory"
     return [*([fewer] if tokens_that_fit > 0 else []), "use a smaller model with --model", free]

@@ -81,12 +81,9 @@ class PassagePrompt:
             split_special_tokens=True, return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         numbers = [n for n, (a, b) in enumerate(out["offset_mapping"]) if a < end and start < b]
-        offsets = [out["offset_mapping"][n] for n in numbers]
-        return EncodedPrompt(
-            list(out["input_ids"]),
-            numbers[0] if numbers else 0,
-            [(max(a, start) - start, min(b, end) - start) for a, b in offsets],
-        )
+        spans = [out["offset_mapping"][n] for n in numbers]
+        offsets = [(max(a, start) - start, min(b, end) - start) for a, b in spans]
+        return EncodedPrompt(list(out["input_ids"]), numbers[0] if numbers else 0, offsets)
 
     def count_answer_tokens(self, answer: str) -> int:
         """Counts the tokens of an answer after a space."""
@@ -170,7 +167,6 @@ class PassageReader:
         return [out[n] for n in range(len(prompts))]
 
     def _clip(self, question: str, passage: str) -> str:
-        """Returns the beginning of a passage that fits the context with the question."""
         if self.context is None:
             return passage
         encode = self.prompt.encode_prompt

@@ -101,21 +101,6 @@ def make_chat_messages(
     return [*messages, {"role": "user", "content": asked[-1]}]
 
 
-def generate_reply(
-    model: Any, tokenizer: Any, prompt_ids: list[int], sampling: SamplingParams, max_tokens: int,
-    on_text: Callable[[str], None],
-) -> Reply:  # fmt: skip
-    """Generates a causal model's answer to a prompt, of at most `max_tokens` tokens."""
-    streamer = AnswerStreamer(tokenizer, on_text)
-    generate(
-        model, prompt_ids, None, max_new_tokens=max_tokens, temperature=sampling.temperature,
-        top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
-    )  # fmt: skip
-    text = streamer.text.strip()
-    cut = streamer.count >= max_tokens and streamer.last not in list_end_token_ids(model)
-    return Reply(text, found=not says_nothing_found(text), answer_tokens=streamer.count, cut=cut)
-
-
 class ChatReader:
     """A reader whose answers come from any causal transformers model with a chat template."""
 
@@ -143,7 +128,14 @@ class ChatReader:
         """Answers as `Reader.answer` describes, from as many passages as fit into the context."""
         limit = sampling.max_new_tokens or min(MAX_TOKENS, self._window // 4)
         ids = self.encode_prompt(question, passages[:MAX_PASSAGES], history, limit)
-        return generate_reply(self.model, self.prompt.tokenizer, ids, sampling, limit, on_text)
+        streamer = AnswerStreamer(self.prompt.tokenizer, on_text)
+        generate(
+            self.model, ids, None, max_new_tokens=limit, temperature=sampling.temperature,
+            top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
+        )  # fmt: skip
+        text, count = streamer.text.strip(), streamer.count
+        cut = count >= limit and streamer.last not in list_end_token_ids(self.model)
+        return Reply(text, found=not says_nothing_found(text), answer_tokens=count, cut=cut)
 
     def close(self) -> None:
         """Does nothing, as only readers on servers have connections."""

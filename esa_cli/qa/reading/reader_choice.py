@@ -49,10 +49,8 @@ class ServerAddress:
             raise UsageError("the address of --reader must have no user and password", hint)
         other = not host or any(letter.isspace() for letter in url)
         if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
-            raise UsageError(
-                f"--reader must be a web address without /chat/completions, got {url_text!r}",
-                "use for example --reader http://127.0.0.1:11434/v1",
-            )
+            wrong = f"--reader must be a web address without /chat/completions, got {url_text!r}"
+            raise UsageError(wrong, "use for example --reader http://127.0.0.1:11434/v1")
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
         address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.is_local:
@@ -123,8 +121,7 @@ class ReaderChoice:
         if self.address is not None:
             from esa_cli.qa.reading.server import ServerReader
 
-            address = self.address
-            return ServerReader(address.url, address.key, self.model, self.timeout_s)
+            return ServerReader(self.address.url, self.address.key, self.model, self.timeout_s)
         from esa_cli.qa.reading.reader import ChatReader
 
         assert self.ref is not None

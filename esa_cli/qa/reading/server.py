@@ -103,9 +103,8 @@ class ServerReader:
             with self._request_answer(body) as response:
                 for piece, ended, count in _parse_answer_parts(response):
                     if time.monotonic() > until:
-                        raise self._make_reader_error(
-                            f"took longer than {self._whole_s:g} s", _SLOW
-                        )
+                        problem = f"took longer than {self._whole_s:g} s"
+                        raise self._make_reader_error(problem, _SLOW)
                     reason, tokens = reason or ended, count or tokens
                     if piece:
                         pieces.append(piece)
@@ -121,9 +120,8 @@ class ServerReader:
                 f"sent an empty answer of its model {self.name}{thoughts}",
                 "allow more tokens, as with --max-new-tokens 1000, or use another model",
             )
-        return Reply(
-            text, found=not says_nothing_found(text), answer_tokens=tokens or len(pieces), cut=cut
-        )
+        found, count = not says_nothing_found(text), tokens or len(pieces)
+        return Reply(text, found=found, answer_tokens=count, cut=cut)
 
     def close(self) -> None:
         """Closes the connections to the server."""
@@ -172,7 +170,6 @@ class ServerReader:
             self._refused.append(refused)
 
     def _list_model_names(self) -> list[str]:
-        """Requests the names of the server's models. Raises ReaderError."""
         try:
             response = self._send_request("GET", "/models")
             if response.status_code == 404 and self.name:
@@ -208,9 +205,8 @@ class ServerReader:
     def _make_refusal_error(self, response: requests.Response) -> ReaderError:
         """Makes the error for a response whose HTTP status is not 200."""
         status, error = response.status_code, _parse_error_body(response)
-        message = _shorten_message(
-            str(error.get("message") or error.get("detail") or response.reason)
-        )
+        said = error.get("message") or error.get("detail") or response.reason
+        message = _shorten_message(str(said))
         hint = "ask a shorter question, choose another model, or see the server's log"
         what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:

@@ -11,7 +11,7 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import reader as reader_module
@@ -141,11 +141,10 @@ def test_an_answer_has_a_quarter_of_the_window(
 ) -> None:
     one, limits = opened(wide_model(tmp_path / "wide")), list[Any]()
 
-    def generated(*given: Any) -> Reply:
-        limits.append(given[4])
-        return Reply("")
+    def generated(*given: Any, max_new_tokens: int, **options: Any) -> None:
+        limits.append(max_new_tokens)
 
-    monkeypatch.setattr(reader_module, "generate_reply", generated)
+    monkeypatch.setattr(reader_module, "generate", generated)
     for window, asked, want in ((8192, None, 1024), (3000, None, 750), (3000, 9, 9)):
         one._window = window
         one.answer("When?", PASSAGES[:1], (), SamplingParams(asked))
