@@ -51,13 +51,10 @@ class Esa:
     Args:
         loaded: the model from `models.load`.
         preset: the method, the prompt, the model's window.
-        library: where ingested documents are looked up, or None.
-        keep: whether new documents are stored in the library.
+        library: where ingested documents are looked up. keep: whether new ones are stored there.
         rows: the format of stored KV caches: `int8`, or `native` for exact copies.
-        events: observes each ingest.
-        planner: checks that documents fit into memory.
-        reader: another model that writes the answers.
-        session: an open session of the model.
+        events: observes each ingest. planner: checks that documents fit into memory.
+        reader: another model that writes the answers. session: an open session of the model.
 
     Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
     PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is
@@ -103,8 +100,7 @@ class Esa:
     def load(
         cls, name: str = "default", overrides: Sequence[str] = (), *, method: str | None = None,
         model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
-        cache: str = "auto",
-        library: Library | None = None, keep: bool = True, rows: str = "int8",
+        cache: str = "auto", library: Library | None = None, keep: bool = True, rows: str = "int8",
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
@@ -321,14 +317,13 @@ class Esa:
             reply = reader.answer(question, passages, history, sampling, forward_text_piece)
         passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
+        foreign = self.search.get_passage_finder(placed).list_foreign_languages()
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started, answered_from="text",
             read=all(book.index is not None for book in books),
-            foreign_languages=tuple(
-                self.search.get_passage_finder(placed).list_foreign_languages()
-            ),
+            foreign_languages=tuple(foreign),
         )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
@@ -389,9 +384,8 @@ class Esa:
         from esa_cli.qa.reading.reader import SamplingParams
 
         if self.spans is None:
-            raise UsageError(
-                "answer.from must be text to collect places", "use the setting answer.from=text"
-            )
+            hint = "use the setting answer.from=text"
+            raise UsageError("answer.from must be text to collect places", hint)
         self.spans.check_length(question)
         placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():

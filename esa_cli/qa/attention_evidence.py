@@ -129,9 +129,8 @@ class AttentionRecorder:
         for low in range(0, queries.shape[1], step):
             rows = slice(low, low + step)
             logits = _compute_logits(trace.rope.rotate(queries[:, rows], query[rows]), keys)
-            limit = trace.max_distance
-            is_near = cache_key == NEAR
-            if is_near and limit is not None and int(query[rows].max() - key.min()) > limit:
+            limit = trace.max_distance if cache_key == NEAR else None
+            if limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
                 still, _ = trace.store.gather(token_indices)
                 still = trace.rope.rotate(still, torch.zeros_like(key))
@@ -243,7 +242,6 @@ def find_attended_passages(
 
 
 def _sum_sentence_weights(book: Book, token_weights: Tensor) -> dict[tuple[int, int], float]:
-    """Sums the weights of a document's tokens over each sentence."""
     text, weights = book.document.text, get_book_token_weights(book, token_weights)
     sentences, out = SentenceSplitter(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]

@@ -78,12 +78,9 @@ def choose_passages_to_read(
     else:
         wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
-    return ChosenPassages(
-        [finder.make_window_passage(at, scores) for at in numbers],
-        [index.documents[at] for at in numbers],
-        fits[wanted].tolist(),
-        len(index),
-    )
+    passages = [finder.make_window_passage(at, scores) for at in numbers]
+    documents = [index.documents[at] for at in numbers]
+    return ChosenPassages(passages, documents, fits[wanted].tolist(), len(index))
 
 
 class AnswerSpan(NamedTuple):
@@ -136,7 +133,6 @@ def make_log_odds_span_finder(
 
 
 def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Returns the sentences of a passage that overlap the characters [start, end)."""
     return [at for at in find_sentence_spans(passage_text) if at[0] < end and start < at[1]]
 
 
@@ -323,7 +319,6 @@ class Collection:
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
     def _yield_places_before(self, document_index: int, offset: int) -> Iterator[CollectedPlace]:
-        """Yields and forgets candidate places before a character offset of a document."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
             if (one.document, one.last) <= (document_index, offset):
                 self._ends[one.place.source, one.place.document] = one.last

@@ -141,7 +141,6 @@ def make_evidence_page(
 
 
 def _format_passage_location(passage: Passage) -> str:
-    """Returns a label with the document, page, line and chapter of a passage."""
     page = [] if passage.page is None else [f"page {passage.page}"]
     chapter = [passage.chapter] if passage.chapter else []
     return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])

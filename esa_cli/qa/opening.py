@@ -25,7 +25,7 @@ from esa_cli.models.loading.quantization import (
     describe_quantization,
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
-from esa_cli.models.tokenization.tokenizer import load_tokenizer
+from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder_exist
 from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.system import machine
@@ -112,8 +112,6 @@ class ModelBeforeLoading:
 
     def count_tokens(self, text: str) -> int:
         """Counts the tokens of a text without transformers. Raises ModelError."""
-        from esa_cli.models.tokenization.tokenizer import count_tokens
-
         return count_tokens(self.folder, text)
 
     @cached_property
@@ -176,9 +174,8 @@ class ModelBeforeLoading:
         if place.device == "cpu" and not place.packing:
             from esa_cli.models.loading.plain_decoder import load_without_transformers
 
-            loaded = load_without_transformers(
-                self.ref, place.dtype, **self._make_loading_options(observer)
-            )
+            options = self._make_loading_options(observer)
+            loaded = load_without_transformers(self.ref, place.dtype, **options)
             resume_garbage_collection()
         return self.load_transformers_model(observer) if loaded is None else loaded
 

@@ -44,10 +44,8 @@ class PromptEncoder:
             self._listed = True
             text = self._render_marked_prompt(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
-            raise ModelError(
-                "the model's chat template does not keep the prompt as it is",
-                "use a model whose chat template shows the user's words exactly once",
-            )
+            hint = "use a model whose chat template shows the user's words exactly once"
+            raise ModelError("the model's chat template does not keep the prompt as it is", hint)
         self._head, rest = text.split(DOCUMENT)
         between, self._tail = rest.split(QUESTION)
         self._between, self._lead = _split_end_spaces(between)
@@ -72,11 +70,8 @@ class PromptEncoder:
             convert_read_errors("the model's chat template", _OTHER_PROMPT),
             limit_rendering_steps(),
         ):
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **switches
-                )
-            )
+            options = {"tokenize": False, "add_generation_prompt": True, **switches}
+            return str(self.tokenizer.apply_chat_template(messages, **options))
 
     def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
         """Returns a chat message, with its text in a list if the chat template needs a list."""
@@ -148,10 +143,8 @@ class PromptEncoder:
             return []
         text = self._render_marked_prompt(1)
         if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
-            raise ModelError(
-                "the model's chat template does not keep earlier answers as they are",
-                "ask each question without the earlier questions",
-            )
+            wrong = "the model's chat template does not keep earlier answers as they are"
+            raise ModelError(wrong, "ask each question without the earlier questions")
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
         for i, turn in enumerate(turns):
@@ -176,7 +169,6 @@ class PromptEncoder:
 
 
 def _split_end_spaces(text: str) -> tuple[str, str]:
-    """Splits a text into the text without trailing spaces, and the trailing spaces."""
     stripped = text.rstrip(" ")
     return stripped, text[len(stripped) :]
 
@@ -236,10 +228,7 @@ class EncodedQuestion:
             return
         beside = f"beside {what}, the model's window has room for {room:,}"
         if self.before:
-            raise HistoryError(
-                f"question, earlier questions and the answer take {asked:,} tokens; {beside}",
-                "ask without the oldest earlier questions",
-            )
-        raise LengthError(
-            f"the question and the answer take {asked:,} tokens; {beside}", "ask a shorter question"
-        )
+            wrong = f"question, earlier questions and the answer take {asked:,} tokens; {beside}"
+            raise HistoryError(wrong, "ask without the oldest earlier questions")
+        wrong = f"the question and the answer take {asked:,} tokens; {beside}"
+        raise LengthError(wrong, "ask a shorter question")

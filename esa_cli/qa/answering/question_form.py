@@ -74,9 +74,8 @@ DUMMIES = re.compile(
 def validate_question(question: str) -> None:
     """Raises UsageError if a question is empty, or not UTF-8."""
     if not question.strip():
-        raise UsageError(
-            "the question must not be empty", 'ask for example: esa ask book.txt "Who is Ahab?"'
-        )
+        hint = 'ask for example: esa ask book.txt "Who is Ahab?"'
+        raise UsageError("the question must not be empty", hint)
     if has_lone_surrogate(question):
         raise UsageError("the question must be UTF-8", "ask in a terminal whose encoding is UTF-8")
 
@@ -87,7 +86,6 @@ def wants_free_text(question: str) -> bool:
 
 
 def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
-    """Returns the last earlier question that has an answer, with the answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 

@@ -92,9 +92,8 @@ def prefill_tokens(
             cache.store_state_snapshot()
         tokens = torch.tensor([piece], device=model.device)
         # Layers that share keys and values of an earlier layer compute only the last token.
-        model.base_model(
-            input_ids=tokens, past_key_values=cache, **get_last_token_only_options(model.config)
-        )
+        options = get_last_token_only_options(model.config)
+        model.base_model(input_ids=tokens, past_key_values=cache, **options)
         if progress:
             progress(at + len(piece), len(token_ids))
 
@@ -179,10 +178,7 @@ class Session:
 
     @torch.inference_mode()
     def read(
-        self,
-        text: str,
-        progress: Callable[[int, int], None] | None = None,
-        method: Method | None = None,
+        self, text: str, progress: Progress | None = None, method: Method | None = None
     ) -> None:
         """Empties the KV cache and prefills a document; `resume` continues after an interruption.
 
@@ -192,12 +188,9 @@ class Session:
         self.resume(progress)
 
     def plan_prefill(
-        self,
-        token_ids: list[int],
-        prefilled: PrefilledDocument | None = None,
-        method: Method | None = None,
-        reserved_tokens: int = RESERVE,
-    ) -> None:
+        self, token_ids: list[int], prefilled: PrefilledDocument | None = None,
+        method: Method | None = None, reserved_tokens: int = RESERVE,
+    ) -> None:  # fmt: skip
         """Empties the KV cache, and sets the token ids that the next call of `resume` will prefill.
 
         Args:
@@ -221,10 +214,9 @@ class Session:
 
     @torch.inference_mode()
     def resume(
-        self,
-        progress: Callable[[int, int], None] | None = None,
+        self, progress: Progress | None = None,
         on_cached_tokens: Callable[[int], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Prefills the tokens given to `plan_prefill`, except those that are already cached."""
         ids, done = self._todo, len(self._ids)
 
@@ -272,18 +264,12 @@ class Session:
 
     @torch.inference_mode()
     def ask(
-        self,
-        question: str,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        seed: int | None = None,
-        prime: str = "",
-        top_p: float | None = None,
-        history: Sequence[Turn] = (),
+        self, question: str, *, max_new_tokens: int | None = None,
+        temperature: float | None = None, seed: int | None = None, prime: str = "",
+        top_p: float | None = None, history: Sequence[Turn] = (),
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
-    ) -> Reply:
+    ) -> Reply:  # fmt: skip
         """Answers one question; the KV cache is the same afterwards, even after an interruption.
 
         Args:
@@ -299,14 +285,11 @@ class Session:
         if not self._ids:
             raise UsageError("no document is prefilled", "call session.read(text) first")
         if len(self._ids) < len(self._todo):
-            raise UsageError(
-                f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled",
-                "call session.resume() to prefill the rest of the document",
-            )
+            wrong = f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled"
+            raise UsageError(wrong, "call session.resume() to prefill the rest of the document")
         check_same_compressor(self._read_by, self.method)
-        tokens, heat, nucleus = choose_sampling_options(
-            self.preset.generation, max_new_tokens, temperature, top_p
-        )
+        options = max_new_tokens, temperature, top_p
+        tokens, heat, nucleus = choose_sampling_options(self.preset.generation, *options)
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
         asked.check_fits_context(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
@@ -353,7 +336,6 @@ class Session:
         return len(asked.before) + len(asked.ids)
 
     def _run_model_on_tokens(self, token_ids: list[int]) -> None:
-        """Adds tokens to the KV cache by one forward call of the model."""
         if token_ids:
             batch = torch.tensor([token_ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
@@ -363,9 +345,8 @@ class Session:
         needs these scores before the first layer selects tokens."""
         length, method = self.cache.get_seq_length(), self.method
         chunk, limit = method.window.chunk, method.window.full_attention_limit
-        if question.find_last_chunk_start(chunk) <= limit:  # full attention: nothing is selected
-            return
-        if not method.selector.surveys:
+        full = question.find_last_chunk_start(chunk) <= limit  # nothing is selected
+        if full or not method.selector.surveys:
             return
         query.surveying = True
         with suppress(SurveyPassComplete):

@@ -105,9 +105,9 @@ class DocumentIngester(ABC):
     def list_model_and_settings_identities(self) -> list[str]:
         """Returns the model and settings, as JSON, whose stored documents can be opened."""
 
-    @abstractmethod
     def matches_entry_settings(self, entry: LibraryEntry) -> bool:
         """Whether a library entry was computed with the model and settings of this ingester."""
+        return entry.identity in self.list_model_and_settings_identities()
 
     @abstractmethod
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
@@ -207,9 +207,8 @@ class DocumentIngester(ABC):
         on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
-            notice = IngestWaitCallback(
-                self.events.report_wait_for_process, progress, len(plan.ids)
-            )
+            waits = self.events.report_wait_for_process
+            notice = IngestWaitCallback(waits, progress, len(plan.ids))
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
@@ -307,9 +306,6 @@ class TokenIndexIngester(DocumentIngester):
     def list_model_and_settings_identities(self) -> list[str]:
         return [self.token_index_identity]
 
-    def matches_entry_settings(self, entry: LibraryEntry) -> bool:
-        return entry.identity == self.token_index_identity
-
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
@@ -336,11 +332,9 @@ class TokenIndexIngester(DocumentIngester):
                 writer.write_next_segment([(torch.cat(pieces), None)])
                 pieces.clear()
         return writer.finish_document(
-            text=document.text,
-            offsets=text.offsets,
-            marks=[list(mark) for mark in document.marks],
+            text=document.text, offsets=text.offsets, marks=[list(mark) for mark in document.marks],
             provenance=self.make_provenance(document, INDEX),
-        )
+        )  # fmt: skip
 
     def ingest_into_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout

@@ -26,9 +26,8 @@ def rebuild_document(
     text: str, page_marks: Sequence[Any], provenance: Mapping[str, Any]
 ) -> Document:
     """Rebuilds a document from its stored text, page marks, and provenance (name, path, size)."""
-    name, source, size, missing = (
-        provenance[key] for key in ("name", "source", "bytes", "missing")
-    )
+    keys = ("name", "source", "bytes", "missing")
+    name, source, size, missing = (provenance[key] for key in keys)
     places = tuple(Mark(*mark) for mark in page_marks)
     return Document(name, text, source, "utf-8", size, places, tuple(missing))
 
@@ -158,10 +157,8 @@ def check_indexable_folder(folder: str, library: Library) -> str:
     root, real = (os.path.join(resolve_links(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
         which = "contain" if root.startswith(real) else "be in"
-        raise UsageError(
-            f"the folder must not {which} the library {library.root}, got {folder}",
-            "set ESA_LIBRARY to another folder, or name another folder",
-        )
+        wrong = f"the folder must not {which} the library {library.root}, got {folder}"
+        raise UsageError(wrong, "set ESA_LIBRARY to another folder, or name another folder")
     return path
 
 
@@ -183,10 +180,8 @@ def sync_folder(
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not prune_if_empty:
-        raise DocumentError(
-            f"no document is left in {folder}, so nothing is pruned",
-            "mount the folder's disk, or use esa ingest --prune --yes if files were removed",
-        )
+        hint = "mount the folder's disk, or use esa ingest --prune --yes if files were removed"
+        raise DocumentError(f"no document is left in {folder}, so nothing is pruned", hint)
     catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
@@ -200,7 +195,6 @@ def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderS
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns the records of files that were in a folder, but no longer exist."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -222,9 +216,8 @@ def record_removed_files(
         with catalogue.run_transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
-                catalogue.files.store_record(
-                    FileRecord(one.path, "", "", 0, why, folder=synced_folder)
-                )
+                record = FileRecord(one.path, "", "", 0, why, folder=synced_folder)
+                catalogue.files.store_record(record)
 
 
 def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> None:

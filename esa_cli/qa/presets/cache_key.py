@@ -81,7 +81,6 @@ def make_cache_key(
 
 
 def _drop_paths_and_versions(config: Any) -> dict[str, Any]:
-    """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
     if get_model_family(config).switches_rope:  # attachment changes it; also in `rope_parameters`
         left_out.append("original_max_position_embeddings")
@@ -102,7 +101,6 @@ def _digest_weights(model: Any) -> str:
 
 
 def _digest_tokenizer(tokenizer: Any) -> str:
-    """Returns a digest of a tokenizer's vocabulary and rules."""
     if isinstance(tokenizer, StandaloneTokenizer):
         return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)

@@ -50,13 +50,9 @@ def is_valid_temperature(temperature: float) -> bool:
 
 class _StrictSettings(BaseModel):
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        validate_by_name=True,
-        validate_by_alias=True,
+        extra="forbid", frozen=True, strict=True, validate_by_name=True, validate_by_alias=True,
         serialize_by_alias=True,
-    )
+    )  # fmt: skip
 
 
 class AnswerSettings(_StrictSettings):
@@ -162,10 +158,8 @@ def parse_setting_override(override: str) -> dict[str, Any]:
     PresetError: the text has no '=', or the value is not YAML."""
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
-        raise PresetError(
-            f"--set must be KEY=VALUE, got {reprlib.repr(override)}",
-            "use for example --set window.selected=2048",
-        )
+        wrong = f"--set must be KEY=VALUE, got {reprlib.repr(override)}"
+        raise PresetError(wrong, "use for example --set window.selected=2048")
     try:
         parsed = load_yaml(value)
     except yaml.YAMLError as error:
@@ -176,10 +170,8 @@ def parse_setting_override(override: str) -> dict[str, Any]:
         ) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
-        raise PresetError(
-            f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}",
-            "see `esa presets show`",
-        )
+        wrong = f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}"
+        raise PresetError(wrong, "see `esa presets show`")
     for part in reversed(parts):
         parsed = {part: parsed}
     assert isinstance(parsed, dict)
@@ -266,10 +258,8 @@ def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
     if (folder := find_folder_with_file(adapter_name, "adapter", HEAD)) is not None:
         return folder
-    raise PresetError(
-        f"answer.adapter must be a folder with {HEAD}, got {adapter_name!r}",
-        "give the path of a folder with this file, or use --set answer.adapter=null",
-    )
+    hint = "give the path of a folder with this file, or use --set answer.adapter=null"
+    raise PresetError(f"answer.adapter must be a folder with {HEAD}, got {adapter_name!r}", hint)
 
 
 def replace_finder(preset: Preset, finder_name: str) -> Preset:
@@ -342,7 +332,6 @@ def _describe_broken_rule(validation_error: ValidationError) -> str:
 
 
 def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
-    """Returns the names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
     section: Any = (
         sections.get(str(section_path[0]), GenerationSettings) if section_path else Preset
@@ -377,9 +366,8 @@ def validate_preset_settings(preset_name: str, settings: Mapping[str, Any]) -> P
     or inconsistent."""
     try:
         window = _HOLDER.model_validate({"window": settings.get("window", {})}).window.model_dump()
-        preset = Preset.model_validate(
-            {**settings, "window": Window(**window), "name": preset_name}
-        )
+        values = {**settings, "window": Window(**window), "name": preset_name}
+        preset = Preset.model_validate(values)
     except ValidationError as error:
         raise _make_preset_error(error, preset_name) from error
     except ValueError as error:

@@ -60,10 +60,8 @@ def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
             path = base / expand_home_folder(name, "preset", PresetError)
             if path.is_file():
                 return path
-        raise PresetError(
-            f"there is no preset file {name}",
-            "check the path, or use a name from `esa presets list`",
-        )
+        wrong = f"there is no preset file {name}"
+        raise PresetError(wrong, "check the path, or use a name from `esa presets list`")
     known = list_preset_files()
     found = known.get(name) or known.get(FORMER.get(name, ""))
     if found is None:
@@ -88,10 +86,8 @@ def read_preset_file(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:
-        raise PresetError(
-            f"preset {path} must have no key 'name', because its name is the file's name",
-            f"remove the key; this preset's name is {path.stem}",
-        )
+        wrong = f"preset {path} must have no key 'name', because its name is the file's name"
+        raise PresetError(wrong, f"remove the key; this preset's name is {path.stem}")
     return data
 
 

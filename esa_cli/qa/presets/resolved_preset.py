@@ -100,19 +100,16 @@ def build_attention_method(preset: Preset) -> Method:
 
     load_installed_plugins()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
-        raise PresetError(
-            f"unknown kernel {preset.kernel!r}", suggest_name(preset.kernel, ["auto", *KERNELS])
-        )
+        hint = suggest_name(preset.kernel, ["auto", *KERNELS])
+        raise PresetError(f"unknown kernel {preset.kernel!r}", hint)
     parts = {kind: _build_method_component(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with report_plugin_errors(parts):
             parts["score"] = parts["score"].for_single_layers()
     distance = parts["position"].distance
     if not isinstance(distance, int) or distance < 0:
-        raise PresetError(
-            f"position.distance must be a whole number from 0, got {distance!r}",
-            "see `esa presets show`",
-        )
+        wrong = f"position.distance must be a whole number from 0, got {distance!r}"
+        raise PresetError(wrong, "see `esa presets show`")
     if preset.position["name"] == "esa" and distance >= preset.context:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
@@ -149,7 +146,6 @@ def replace_method(method_name: str, preset: Preset, document_tokens: int = 0) -
 
 
 def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> Mapping[str, Any]:
-    """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
@@ -235,10 +231,8 @@ def check_same_compressor(prefill_method: Method | None, new_method: Method) -> 
     if new_method.get_reduced_key_settings() != prefill_method.get_reduced_key_settings() or (
         new_method.compressor.fit_tokens and not prefill_method.score.features
     ):
-        raise PresetError(
-            "the document must be prefilled with the compressor of this preset",
-            "ingest the document again with this preset",
-        )
+        wrong = "the document must be prefilled with the compressor of this preset"
+        raise PresetError(wrong, "ingest the document again with this preset")
 
 
 def check_document_has_reduced_keys(document: PrefilledDocument, method: Method) -> None:
@@ -265,13 +259,11 @@ def check_method_fits_model(method: Method, model: Any) -> None:
     check_compressor_fits(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
-        raise PresetError(
-            f"score.heads must name layers below the model's {layers}, got {last}", HEADS_HINT
-        )
+        wrong = f"score.heads must name layers below the model's {layers}, got {last}"
+        raise PresetError(wrong, HEADS_HINT)
     if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
         running = list_full_attention_layers(model.config)
-        others = [layer for layer, _ in method.score.heads if layer not in running]
-        if others:
+        if others := [layer for layer, _ in method.score.heads if layer not in running]:
             raise PresetError(
                 "score.heads must be in layers that attend to all tokens "
                 f"({', '.join(map(str, running))}), got layer {others[0]}",
