@@ -66,9 +66,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
     k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
-    return Linear(
-        (q_inverse @ u[:, :rank] * weight).float(), (k_inverse @ v[:rank].T * weight).float()
-    )
+    query_map, key_map = q_inverse @ u[:, :rank] * weight, k_inverse @ v[:rank].T * weight
+    return Linear(query_map.float(), key_map.float())
 
 
 def fit_pca_projections(moments: Moments, rank: int) -> Linear:
@@ -97,9 +96,8 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_closed_form_projections(
-            moments, self.stored_rank(len(_average_moments(moments)[1]))
-        )
+        rank = self.stored_rank(len(_average_moments(moments)[1]))
+        return fit_closed_form_projections(moments, rank)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,6 @@ class LearnedCompressor(Compressor):
 
     @cached_property
     def _tensors_and_metadata(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The tensors and the metadata that the file of projections contains."""
         from safetensors import safe_open
 
         try:
@@ -133,10 +130,9 @@ class LearnedCompressor(Compressor):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 return tensors, file.metadata() or {}
         except Exception as error:
-            raise PresetError(
-                f"the compressor file {self.file} cannot be read: {error}",
-                "set compressor.file to a file that `esa calibrate` wrote",
-            ) from error
+            message = f"the compressor file {self.file} cannot be read: {error}"
+            hint = "set compressor.file to a file that `esa calibrate` wrote"
+            raise PresetError(message, hint) from error
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -101,9 +101,8 @@ def import_flash_attn_function() -> Callable[..., Any] | None:
 def attend_by_flash_attn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, soft_cap: float = 0.0
 ) -> Output:
-    """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
-    precision. The package takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
-    tokens)."""
+    """Computes attention in half precision by flash-attn 4 on Hopper or data-centre Blackwell GPUs.
+    The package takes tensors (batch, tokens, heads, D) and returns lse (batch, heads, tokens)."""
     function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
         raise UsageError(
@@ -202,9 +201,8 @@ def attend_with_capped_distance(
         block, position = q[:, rows].float(), query[rows]
         distance = position[:, None] - key[None]
         far = rope.rotate(block, torch.full_like(position, max_distance)) @ outside
-        logits = (
-            torch.where(distance < max_distance, rope.rotate(block, position) @ inside, far) * scale
-        )
+        near = rope.rotate(block, position) @ inside
+        logits = torch.where(distance < max_distance, near, far) * scale
         logits = apply_soft_cap(logits, soft_cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)

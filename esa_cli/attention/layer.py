@@ -127,9 +127,8 @@ class SelectiveAttention:
         if isinstance(selected, Tensor) and size == 1:
             out, lse = self._attend_single_query(memory, trace, selected)
         else:
-            out, lse = fuse_attention(
-                [*self._attend_to_near_tokens(trace), *self._attend_to_far_tokens(trace)]
-            )
+            parts = self._attend_to_near_tokens(trace) + self._attend_to_far_tokens(trace)
+            out, lse = fuse_attention(parts)
         out, lse = add_attention_sink(out, lse, sink_logits)
         if method.selector.is_observer:
             method.selector.observe(replace(step, low=0, lse=lse))

@@ -21,8 +21,7 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A method of selective attention, with its window sizes, selector, score, compressor and
-    position encoding.
+    """A method of selective attention, with its window sizes and parts.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
@@ -145,7 +144,6 @@ class LayerMemory:
         self.store.crop(negative_count)  # last: `len` shows whether the crop was interrupted
 
     def free_fetched_keys_and_values(self) -> None:
-        """Frees the cached copies of far tokens' keys and values."""
         self.fetched = None
 
 

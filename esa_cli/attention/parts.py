@@ -173,8 +173,7 @@ class PositionEncoding(ABC):
 
     @property
     def max_distance(self) -> int | None:
-        """Distance at which near tokens that are farther away are placed; None stands for no
-        limit."""
+        """Distance at which farther near tokens are placed; None stands for no limit."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
@@ -228,7 +227,6 @@ def report_plugin_errors(method_parts: Mapping[str, object]) -> Iterator[None]:
         ]
         if not plugins or is_out_of_memory_error(error):
             raise
-        raise PluginError(
-            f"{' or '.join(plugins)} fails: {type(error).__name__}: {get_first_line(error)}",
-            "run `esa plugins check FILE`, which says what in a plugin fails",
-        ) from error
+        message = f"{' or '.join(plugins)} fails: {type(error).__name__}: {get_first_line(error)}"
+        hint = "run `esa plugins check FILE`, which says what in a plugin fails"
+        raise PluginError(message, hint) from error

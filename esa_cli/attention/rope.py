@@ -143,10 +143,8 @@ class NormWeightedRope(Rope):
         query, key = query.detach(), key.detach()
         product = query.float() * key.float()
         if not bool((product > 0).all()):
-            raise ModelError(
-                "norm weights of queries and keys must not be 0 and must have the same sign",
-                "use another model",
-            )
+            message = "norm weights of queries and keys must not be 0 and must have the same sign"
+            raise ModelError(message, "use another model")
         self._query, self._key = query, key
         self._before, self._after = 1 / key.float(), product.sqrt()
 

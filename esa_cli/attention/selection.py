@@ -38,8 +38,7 @@ class LogitSum(Score):
     maximum, and takes the maximum over queries (equation (4)).
 
     Args:
-        rotate: whether queries are first rotated to the far distance; the ESA paper does not
-            say."""
+        rotate: whether queries are first rotated to the far distance; the paper does not say."""
 
     rotate: bool = False
 
@@ -83,11 +82,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
-    """Raises each token's score to the maximum of the scores within `epsilon` tokens (equation
-    (8)).
-
-    Args:
-        scores: (M,). epsilon: distance in tokens; 0 changes nothing."""
+    """Raises each score (M,) to the largest score within `epsilon` tokens (equation (8))."""
     if epsilon == 0 or scores.numel() == 0:
         return scores
     return functional.max_pool1d(scores[None], 2 * epsilon + 1, stride=1, padding=epsilon)[0]

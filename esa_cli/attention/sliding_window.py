@@ -52,9 +52,8 @@ class SlidingWindowAttention:
         distance = (at[start - low :, None] - at[None]).to(q.device, non_blocking=True)
         seen = (distance >= 0) & (distance < self.window)
         if self.cap or sink_logits is not None:  # which fused attention has not
-            part = compute_reference_attention(
-                query, keys, values, False, self.scale, self.cap, seen
-            )
+            options = False, self.scale, self.cap, seen
+            part = compute_reference_attention(query, keys, values, *options)
             return add_attention_sink(*part, sink_logits)[0]
         one = stop - start == 1  # a single query sees all these keys, and needs no mask
         if not one:  # on a GPU, fused attention with a mask takes no fewer key heads

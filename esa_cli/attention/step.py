@@ -200,9 +200,8 @@ class Step:
     @property
     def own(self) -> Tensor | None:
         """Mask (C,) of the current tokens that are the question's own words; None if unknown."""
-        return (
-            None if self.query.question is None else self._make_position_mask(*self.query.question)
-        )
+        question = self.query.question
+        return None if question is None else self._make_position_mask(*question)
 
     @property
     def around(self) -> Tensor | None:
@@ -220,18 +219,14 @@ class Step:
     def rotated(self, rotate: bool) -> Tensor:
         """Returns the queries (H, C, D), which `rotate` rotates so that dot products with unrotated
         keys are attention logits at the far distance."""
-        return (
-            self.rope.rotate_to_far_distance(self.queries, self.distance)
-            if rotate
-            else self.queries
-        )
+        q = self.queries
+        return self.rope.rotate_to_far_distance(q, self.distance) if rotate else q
 
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the middle tokens' attention logits, as pairs of the first token's
-        offset into M and the logits (H, C, n). `heads` lists the query heads; None stands for
-        all."""
+        offset into M and the logits (H, C, n). `heads` lists the query heads; None means all."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
@@ -305,11 +300,6 @@ class ChunkTrace(Step):
     def stop(self) -> int:
         """Absolute position after the chunk's last token."""
         return self.start + self.queries.shape[1]
-
-    @property
-    def initial_count(self) -> int:
-        """Number of initial tokens, to which every chunk attends."""
-        return self.low
 
     def list_far_positions(self) -> Sequence[Tensor]:
         """Returns absolute positions of far tokens, in one tensor for all heads or one for each."""

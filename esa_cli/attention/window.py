@@ -92,7 +92,6 @@ class TokenChunk:
 
     @property
     def token_count(self) -> int:
-        """Number of tokens in the chunk."""
         return self.stop - self.start
 
 

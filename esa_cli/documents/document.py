@@ -1,6 +1,5 @@
 """Reads documents from files, folders, patterns or standard input, and finds pages, lines and
-sentences of texts. A newline ends a sentence in verse, code and tables, but not in wrapped
-prose."""
+sentences of texts. A newline ends a sentence in verse, code and tables, not in wrapped prose."""
 
 from __future__ import annotations
 
@@ -242,10 +241,8 @@ def _read_document_bytes(path: str, byte_limit: int) -> bytes:
             hint = f"name a file in it, for example: {os.path.join(path, 'notes.md')}"
             raise DocumentError(f"{path} is a folder, not a document", hint)
         if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for whoever writes to it
-            raise DocumentError(
-                f"{path} is a pipe, socket or device, not a file",
-                f"give the contents on standard input: esa ask - 'question' < {path}",
-            )
+            hint = f"give the contents on standard input: esa ask - 'question' < {path}"
+            raise DocumentError(f"{path} is a pipe, socket or device, not a file", hint)
         if info.st_size > byte_limit:
             raise _make_document_size_error(path, info.st_size, byte_limit)
         with open(path, "rb") as stream:

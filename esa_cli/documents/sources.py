@@ -142,10 +142,9 @@ def find_readable_files(folder_or_pattern: str) -> FoundFiles:
             continue
         found_files.files.append(path)
         if len(found_files.files) > MAX_FILES:
-            raise DocumentError(
-                f"{folder_or_pattern} has more than {MAX_FILES:,} readable files",
-                "name a smaller folder, or a pattern such as 'docs/**/*.md'",
-            )
+            message = f"{folder_or_pattern} has more than {MAX_FILES:,} readable files"
+            hint = "name a smaller folder, or a pattern such as 'docs/**/*.md'"
+            raise DocumentError(message, hint)
     return found_files
 
 
@@ -173,9 +172,8 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
 
     def record_unreadable_folder(error: OSError) -> None:
         if error.filename == folder:
-            raise DocumentError(
-                f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
-            ) from error
+            problem = f"the folder {folder} cannot be read: {error.strerror}"
+            raise DocumentError(problem, f"try: chmod u+rx {folder}") from error
         found_files.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):

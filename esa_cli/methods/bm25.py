@@ -60,9 +60,8 @@ class TokenWindowIndex:
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.compute_scores(known)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it
-            windows = torch.maximum(
-                functional.pad(windows, (0, 1)), functional.pad(windows, (1, 0))
-            )
+            padded = (functional.pad(windows, size) for size in ((0, 1), (1, 0)))
+            windows = torch.maximum(*padded)
         return windows.repeat_interleave(self._half)[: self._tokens]
 
 

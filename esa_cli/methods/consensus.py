@@ -32,8 +32,7 @@ def average_over_windows(scores: Tensor, window_size: int, stride: int = 1) -> T
 
 
 def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
-    """Returns the start of the window centred on `centre`, moved to lie inside the M middle
-    tokens."""
+    """Returns the start of the window centred on `centre`, moved inside the M middle tokens."""
     return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
@@ -91,8 +90,7 @@ class LayerScoresState:
 
 @dataclass(frozen=True)
 class LayerSumSelector(Selector):
-    """Base class of selectors that add the scores of all earlier layers to those of the current
-    layer.
+    """Base class of selectors that add the scores of all earlier layers to the current layer's.
 
     If `rounds` is 2, the question passes through the model twice, and in the second pass every
     layer selects by the scores that all layers had in the first pass."""

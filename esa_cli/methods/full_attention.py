@@ -212,7 +212,6 @@ class ReRopePositions(FixedDistancePositions):
 def _register_full_attention(
     name: str, about: str, source: str, build_position_settings: Settings
 ) -> None:
-    """Registers a method of full attention with a position encoding."""
 
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}

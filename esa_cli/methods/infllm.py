@@ -31,8 +31,7 @@ TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
-    """Returns the sum of a chunk's attention weights for each local and current token (H, L +
-    C)."""
+    """Returns the sums (H, L + C) of a chunk's attention weights for local and current tokens."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
@@ -90,8 +89,7 @@ class ReceivedAttention:
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
-        """Returns the sums (n, H) of the attention weights that n tokens from `first_position` on
-        received."""
+        """Returns the sums (n, H) of the weights received by n tokens from `first_position` on."""
         out = torch.zeros(end_position - first_position, self.rows.width, device=self.rows.device)
         known = min(end_position, self.rows.length)
         if known > first_position:
@@ -101,8 +99,7 @@ class ReceivedAttention:
 
 @dataclass
 class InfLLMLayerState(LayerState):
-    """The attention that a layer's tokens received, and the representative keys of blocks of
-    tokens."""
+    """The attention that a layer's tokens received, and the representative keys of blocks."""
 
     mass: ReceivedAttention | None = None
     keys: dict[tuple[int, int], KeyBlockCache] = field(default_factory=dict)
@@ -173,8 +170,7 @@ class InfLLMSelector(Selector):
     def _average_representative_keys(
         self, keys: Tensor, received_attention: Tensor | None, head_count: int
     ) -> Tensor:
-        """Returns for n blocks of keys (G, n, block, D) the means (n, H * D) of the keys that
-        received most attention."""
+        """Returns the means (n, H * D) of the most attended keys of n blocks (G, n, block, D)."""
         groups, count, size, dim = keys.shape
         share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,12 +118,9 @@ class QuestSelector(Selector):
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
-        chosen = select_for_each_head(
-            lambda: self._compute_page_bounds(step, bounds),
-            step.queries,
-            pages,
-            budget // self.page,
-        )
+        compute_bounds = partial(self._compute_page_bounds, step, bounds)
+        count = budget // self.page
+        chosen = select_for_each_head(compute_bounds, step.queries, pages, count)
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
@@ -133,9 +131,8 @@ class QuestSelector(Selector):
             return find_page_extremes(keys, self.page)
 
         rows: KeyBlockCache = step.layer_state(self)
-        return rows.extend_cache(
-            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes_of_pages
-        )
+        width = 2 * step.store.heads * step.store.dim
+        return rows.extend_cache(step, self.page, width, find_extremes_of_pages)
 
     def _compute_page_bounds(self, step: Step, page_extremes: GrowingRowMatrix) -> Blocks:
         """Yields upper bounds of pages' logits, as pairs of the first page and bounds (H, C, n)."""
@@ -150,9 +147,8 @@ class QuestSelector(Selector):
             pages = page_extremes.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in page_extremes.iterate_row_blocks(
-            0, whole, choose_tokens_per_block(heads * chunk)
-        ):
+        pages_at_once = choose_tokens_per_block(heads * chunk)
+        for first, rows in page_extremes.iterate_row_blocks(0, whole, pages_at_once):
             yield first, bound_page_logits(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
@@ -229,12 +225,8 @@ class LokiSelector(Selector):
 
         state: LokiLayerState = step.layer_state(self)
         reduced = state.keys.extend_cache(step, 1, step.store.heads * basis.shape[2], project_keys)
-        return select_for_each_head(
-            lambda: self._compute_reduced_logits(step, basis, reduced),
-            step.queries,
-            step.middle,
-            budget,
-        )
+        compute_logits = partial(self._compute_reduced_logits, step, basis, reduced)
+        return select_for_each_head(compute_logits, step.queries, step.middle, budget)
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
         """Returns the principal directions (G, D, r) of keys, fitted anew for new settings."""
@@ -257,9 +249,8 @@ class LokiSelector(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ directions
-        for at, rows in projected_keys.iterate_row_blocks(
-            0, step.middle, choose_tokens_per_block(heads * chunk)
-        ):
+        block = choose_tokens_per_block(heads * chunk)
+        for at, rows in projected_keys.iterate_row_blocks(0, step.middle, block):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 
@@ -270,12 +261,9 @@ def _register_per_head_method(
     """Registers a method that selects for each head, with far tokens at one distance."""
 
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
-        return {
-            "selector": {"name": name, **selector_options},
-            **OWN_SCORE,
-            "position": {"name": "esa", "distance": choose_far_distance(preset)},
-            "reading": "select",
-        }
+        selector = {"name": name, **selector_options}
+        position = {"name": "esa", "distance": choose_far_distance(preset)}
+        return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
     cost = (
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "

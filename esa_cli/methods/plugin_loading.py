@@ -1,7 +1,6 @@
 """Loads plugins (built-in methods, installed packages, files), and writes an example plugin file.
 
-A plugin is loaded once per process. A preset that names a class of a plugin does not load the
-plugin."""
+A plugin is loaded once per process, but not by a preset that names a class of the plugin."""
 
 from __future__ import annotations
 
@@ -42,10 +41,8 @@ def load_installed_plugins() -> None:
             raise
         except BaseException as error:
             reason = error.message if isinstance(error, PluginError) else describe_error(error)
-            raise PluginError(
-                f"plugin {point.name!r} ({point.value}) does not load: {reason}",
-                "update or uninstall the package of this plugin",
-            ) from error
+            message = f"plugin {point.name!r} ({point.value}) does not load: {reason}"
+            raise PluginError(message, "update or uninstall the package of this plugin") from error
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
@@ -69,19 +66,15 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     try:
         spec.loader.exec_module(module)
         if not list_entries_of_module(key):
-            raise PluginError(
-                f"plugin {path} registers nothing",
-                'decorate a class with @register("selector", "name"), or a function with @recipe',
-            )
+            hint = 'decorate a class with @register("selector", "name"), or a function with @recipe'
+            raise PluginError(f"plugin {path} registers nothing", hint)
     except BaseException as error:
         remove_entries_of_module(key)
         sys.modules.pop(module_name, None)
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
-        raise PluginError(
-            f"plugin {path} does not run: {describe_error(error)}",
-            f"run `esa plugins check {path}` for details",
-        ) from error
+        hint = f"run `esa plugins check {path}` for details"
+        raise PluginError(f"plugin {path} does not run: {describe_error(error)}", hint) from error
     return list_entries_of_module(key)
 
 
@@ -136,15 +129,12 @@ def fill_plugin_template(name: str) -> str:
     """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
     name has invalid characters, or is the name of another selector."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
-        raise PluginError(
-            f"{name!r} cannot name a method",
-            f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
-        )
+        hint = f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all"
+        raise PluginError(f"{name!r} cannot name a method", hint)
     if name in registry.list_class_names("selector"):
         origin = registry.find_origin_file("selector", name)
-        raise PluginError(
-            f"a selector {name!r} already exists, from {origin}", "choose another name"
-        )
+        problem = f"a selector {name!r} already exists, from {origin}"
+        raise PluginError(problem, "choose another name")
     words = [word for word in re.split(r"[-_]", name) if word]
     class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")
     source = _SOURCE.replace("@name@", name).replace("@file@", f"{name.replace('-', '_')}.py")

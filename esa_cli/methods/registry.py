@@ -46,7 +46,6 @@ class RegisteredClass(NamedTuple):
     cls: type
 
     def make_dict_without_class(self) -> dict[str, str]:
-        """Returns all fields except the class, as a dictionary of texts."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
@@ -61,17 +60,15 @@ def register(
 
     def register_part_class(cls: T) -> T:
         if kind not in KINDS:
-            raise PluginError(
-                f"cannot register {name!r}: no such kind {kind!r}", suggest_name(kind, KINDS)
-            )
+            problem = f"cannot register {name!r}: no such kind {kind!r}"
+            raise PluginError(problem, suggest_name(kind, KINDS))
         if kind == "selector":
             _refuse_reserved_method_name(name)
         fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
         if fields is None or "name" in {field.name for field in fields}:
-            raise PluginError(
-                f"{kind} {name!r} must be a dataclass without a field called 'name'",
-                "put @dataclass(frozen=True) under @register, and rename a field called 'name'",
-            )
+            message = f"{kind} {name!r} must be a dataclass without a field called 'name'"
+            hint = "put @dataclass(frozen=True) under @register, and rename a field called 'name'"
+            raise PluginError(message, hint)
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
         PARTS[kind].add(name, RegisteredClass(kind, name, about or summary, source, cost, cls), cls)
@@ -83,10 +80,9 @@ def register(
 def _refuse_reserved_method_name(name: str) -> None:
     """Raises PluginError if a method's name has another meaning in comparisons."""
     if name in RESERVED:
-        raise PluginError(
-            f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}",
-            f"choose another name; in comparisons {name!r} means {RESERVED[name]}",
-        )
+        message = f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}"
+        hint = f"choose another name; in comparisons {name!r} means {RESERVED[name]}"
+        raise PluginError(message, hint)
 
 
 def list_class_names(kind: str) -> list[str]:
@@ -150,10 +146,9 @@ def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
         raise PresetError(reason) from error
     except (NameError, PydanticUserError) as error:
         setting = f"{kind}.{key} is a {hints[key]!r}" if key else error
-        raise PluginError(
-            f"{kind} {name!r} has a setting that a preset cannot hold: {setting}",
-            "use the types int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
-        ) from error
+        message = f"{kind} {name!r} has a setting that a preset cannot hold: {setting}"
+        hint = "use the types int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`"
+        raise PluginError(message, hint) from error
     except (TypeError, ValueError) as error:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
 
@@ -221,9 +216,8 @@ def recipe(
     _refuse_reserved_method_name(name)
 
     def register_settings_function(settings: Settings) -> Settings:
-        whole = MethodRecipe(
-            name, about, source, cost, settings, full, get_defining_module(settings)
-        )
+        origin = get_defining_module(settings)
+        whole = MethodRecipe(name, about, source, cost, settings, full, origin)
         RECIPES.add(name, whole, settings)
         return settings
 

@@ -64,9 +64,8 @@ class WholeSentenceSelector(LayerSumSelector):
         ranked = torch.argsort(scores, descending=True, stable=True)[: self.tokens].cpu()
         ranked = ranked[(scores > scores.min()).cpu()[ranked]]
         taken, left = torch.zeros(scores.shape[0], dtype=torch.bool), budget
-        for token, after in zip(
-            ranked.tolist(), torch.searchsorted(bounds, ranked, right=True).tolist(), strict=True
-        ):
+        ends = torch.searchsorted(bounds, ranked, right=True).tolist()
+        for token, after in zip(ranked.tolist(), ends, strict=True):
             first, last = int(bounds[after - 1]), int(bounds[after])
             if taken[token] or not left:
                 continue

@@ -106,8 +106,7 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places the `initial` tokens right beyond the local tokens, and other far tokens at
-    `distance`."""
+    """Places the `initial` tokens right beyond local tokens, other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64

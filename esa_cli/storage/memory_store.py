@@ -363,7 +363,6 @@ class AppendableKVStoreChain(KVStoreChain):
 
     @property
     def first_appended_position(self) -> int:
-        """The position in the chain of the first appended token."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -373,9 +372,8 @@ class AppendableKVStoreChain(KVStoreChain):
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        assert self.reduced_key_count >= self.first_appended_position, (
-            "all parts must have reduced keys"
-        )
+        has_all = self.reduced_key_count >= self.first_appended_position
+        assert has_all, "all parts must have reduced keys"
         self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_appended_tokens(self, read_only_store: KVStore) -> None:

@@ -164,9 +164,8 @@ def convert_to_esa_error(error: Exception) -> EsaError | None:
     takes_no_more = error.errno in (*NO_ROOM, errno.EIO, errno.EBADF)
     if takes_no_more or "temporary directory" in str(error):
         message = f"{error.filename or 'the output'} cannot be written: {error.strerror or error}"
-        return ResourceError(
-            message, "free some disk space, or choose another folder with --out or TMPDIR"
-        )
+        hint = "free some disk space, or choose another folder with --out or TMPDIR"
+        return ResourceError(message, hint)
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
         message = f"{error.filename} cannot be accessed: {error.strerror}"
         hint = f"check the permissions of {error.filename} and its parent folders"

@@ -104,9 +104,8 @@ class ResultsFile(JsonLinesFile):
         rows are written when this file is opened. Raises UsageError, DocumentError: a file of
         `paths` cannot be read, or has other settings."""
         for path in paths:
-            self._joined |= {
-                key: row for key, row in self._read_rows(path) if key not in self._done
-            }
+            rows = self._read_rows(path)
+            self._joined |= {key: row for key, row in rows if key not in self._done}
             self._done |= self._joined
 
     def __enter__(self) -> Self:
@@ -133,10 +132,9 @@ class ResultsFile(JsonLinesFile):
             lacks = [f"it has no {name!r}" for name in self.key_fields if name not in row]
             describe = self._describe_invalid_row
             if wrong := lacks[0] if lacks else describe and describe(row):
-                raise DocumentError(
-                    f"{path}: the row in line {number} is incomplete: {wrong}",
-                    f"delete line {number} of {path}, or choose another file with --out",
-                )
+                message = f"{path}: the row in line {number} is incomplete: {wrong}"
+                hint = f"delete line {number} of {path}, or choose another file with --out"
+                raise DocumentError(message, hint)
             yield self._make_row_key(row), row
 
     def _refuse_changed_settings(self, path: Path, header: Row) -> None:
@@ -191,9 +189,8 @@ class AnswersFile(JsonLinesFile):
                 raise _make_foreign_file_error(path)
             if self.retry_failed and "error" in row:
                 continue
-            at, key = self._questions.get(
-                _make_question_key(str(row["key"]), row.get("id")), (-1, "")
-            )
+            wanted = _make_question_key(str(row["key"]), row.get("id"))
+            at, key = self._questions.get(wanted, (-1, ""))
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers none of the present questions: the questions or "
@@ -224,8 +221,7 @@ class AnswersFile(JsonLinesFile):
         return question_index in self._rows
 
     def add_row(self, question_index: int, row: dict[str, Any]) -> None:
-        """Appends the answer to a question that has no row yet. Raises ResourceError,
-        DocumentError."""
+        """Appends the answer to a question without a row. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[question_index] = row
 
@@ -307,9 +303,8 @@ def _list_changed_settings(old_value: Any, new_value: Any, name: str) -> Iterato
     """Yields a text such as `window.selected 256 -> 32` for each setting whose value changed."""
     if isinstance(old_value, dict) and isinstance(new_value, dict):
         for key in dict.fromkeys([*old_value, *new_value]):
-            yield from _list_changed_settings(
-                old_value.get(key), new_value.get(key), f"{name}.{key}"
-            )
+            values = old_value.get(key), new_value.get(key)
+            yield from _list_changed_settings(*values, f"{name}.{key}")
     elif old_value != new_value:
         texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old_value, new_value)]
         yield f"{name} {texts[0]} -> {texts[1]}"

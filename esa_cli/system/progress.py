@@ -72,15 +72,12 @@ class WorkShard:
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", shard_text or "1/1")
         shard = cls(int(match[1]), int(match[2])) if match and shard_text != "" else cls(0)
         if not 1 <= shard.number <= shard.count:
-            raise UsageError(
-                f"--shard must be K/N with K from 1 to N, got {shard_text!r}",
-                "for example, give --shard 3/16 to the third of sixteen processes",
-            )
+            hint = "for example, give --shard 3/16 to the third of sixteen processes"
+            raise UsageError(f"--shard must be K/N with K from 1 to N, got {shard_text!r}", hint)
         return shard
 
     @property
     def is_whole_list(self) -> bool:
-        """Whether the shard contains the whole list of work."""
         return self.count == 1
 
     def select_items(self, items: Iterable[Item]) -> Iterator[Item]:

@@ -50,10 +50,8 @@ class PluginRegistry(Generic[T]):
         qualname = str(getattr(class_or_function, "__qualname__", name))
         taken = self._entries.get(name)
         if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
-            raise PluginError(
-                f"{self.kind} {name!r} is already registered by {taken.origin}",
-                "choose another name",
-            )
+            hint = "choose another name"
+            raise PluginError(f"{self.kind} {name!r} is already registered by {taken.origin}", hint)
         self._entries[name] = PluginRegistryEntry(value, origin, qualname)
 
     def find_module(self, name: str) -> str:

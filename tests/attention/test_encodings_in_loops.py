@@ -115,7 +115,7 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(torch.cat(got, 1), want, rtol=2e-5, atol=2e-5)
     assert [one.decoding for one in traces] == [False] * 7 + [True] * 3
     assert all(one.stop - one.start == one.queries.shape[1] for one in traces)
-    assert [one.initial_count for one in traces] == [0, 0, *[2] * 8]
+    assert [one.low for one in traces] == [0, 0, *[2] * 8]
 
 
 @pytest.mark.parametrize("cap", [0.0, 1.5])

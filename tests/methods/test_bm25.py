@@ -103,7 +103,7 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
 
     def trace(chunk: ChunkTrace) -> None:
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
-            found.append(set(chunk.far.tolist()) - set(range(chunk.initial_count)))
+            found.append(set(chunk.far.tolist()) - set(range(chunk.low)))
 
     with Session(loaded.model, loaded.tokenizer, replace_method("bm25", base)) as session:
         session.read(TEXT)

@@ -202,7 +202,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
 
     def trace(chunk: ChunkTrace) -> None:
         assert isinstance(chunk.far, torch.Tensor)
-        chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial_count))
+        chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.low))
 
     with Session(loaded.model, loaded.tokenizer, replace_method(name, base)) as session:
         session.read(TEXT)

@@ -35,8 +35,7 @@ def extract_text(data: bytes, name: str) -> ExtractedText:
             problem = f"{label_document(name)} is too large for this machine's memory"
             raise DocumentError(problem, "split the document and ask about its parts") from error
     if not extracted.text or extracted.text.isspace():
-        raise DocumentError(
-            f"{label_document(name)} is {reader.what} without text, or with white space alone",
-            "save the document as a PDF and add text by OCR: ocrmypdf in.pdf text.pdf",
-        )
+        message = f"{label_document(name)} is {reader.what} without text, or with white space alone"
+        hint = "save the document as a PDF and add text by OCR: ocrmypdf in.pdf text.pdf"
+        raise DocumentError(message, hint)
     return extracted

@@ -62,7 +62,6 @@ def _read_value(element: Any, path: str) -> str | None:
 
 
 def _parse_whole_number(text: str | None, default: int) -> int:
-    """Parses a whole number, and returns the default for any other text."""
     return int(text) if text and text.isdecimal() else default
 
 
@@ -150,7 +149,6 @@ class _WordListNumbering:
 
 
 def _format_list_number(number: int, number_format: str) -> str:
-    """Formats the number of a list item in Word's number format `number_format`."""
     text = str(number)
     if number_format in ("lowerLetter", "upperLetter") and number > 0:
         text = chr(ord("a") + (number - 1) % 26) * min(1 + (number - 1) // 26, _LEVELS)

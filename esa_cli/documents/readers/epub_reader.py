@@ -29,10 +29,8 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     encryption = book.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
-        raise DocumentError(
-            f"{label_document(name)} is locked (DRM): its text is encrypted",
-            "ask the seller for a copy of the book without DRM",
-        )
+        hint = "ask the seller for a copy of the book without DRM"
+        raise DocumentError(f"{label_document(name)} is locked (DRM): its text is encrypted", hint)
     chapters = _read_chapter_titles(book, contents)
     out, missing = TextBuilder(), []
     for page in pages:

@@ -163,7 +163,6 @@ class _HtmlTextExtractor:
                 self._out.end_line()
 
     def _set_chapter_and_page(self, node: Any, tag: str, attributes: _Attributes) -> None:
-        """Sets the chapter and the page number that begin with an HTML element, if any."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter
@@ -204,7 +203,6 @@ def _join_printable_words(text: str) -> str:
 
 
 def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:
-    """Returns True if the attributes of an element hide the element."""
     if tag == "dialog" and "open" not in attributes:
         return True
     if (attributes.get("hidden", "until-found") or "").lower() != "until-found":

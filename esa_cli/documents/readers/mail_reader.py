@@ -63,10 +63,9 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
         text, encoding = decode_text_with_lf(data, name)
         return ExtractedText(text, encoding=encoding)
     if message.get_content_type() in _ENCRYPTED:
-        raise DocumentError(
-            f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature",
-            "open the mail in a mail program, and name a file with its text",
-        )
+        problem = f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature"
+        hint = "open the mail in a mail program, and name a file with its text"
+        raise DocumentError(problem, hint)
     writer = _MailReader(name)
     writer.write_mail_message(message)
     attached = shorten_name_list(writer.attached, _MAX_NAMES)
@@ -86,7 +85,6 @@ class _MailReader:
         self._name = name
 
     def write_mail_message(self, message: EmailMessage) -> None:
-        """Writes a mail: first its header fields, then its parts."""
         self.out.start_paragraph()
         self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
         for field in _SHOWN_FIELDS:

@@ -28,10 +28,8 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     if "nbformat" not in notebook or not notebook.keys() & {"cells", "worksheets"}:
         return ExtractedText(text, encoding=encoding)
     if notebook["nbformat"] != 4:
-        raise DocumentError(
-            f"{label_document(name)} is a notebook of format {notebook['nbformat']!r}, not 4",
-            "open the notebook in Jupyter and save it again",
-        )
+        message = f"{label_document(name)} is a notebook of format {notebook['nbformat']!r}, not 4"
+        raise DocumentError(message, "open the notebook in Jupyter and save it again")
     parts, left_out = [], Counter[str]()
     for cell in notebook["cells"]:
         words = _join_notebook_lines(cell["source"]).replace("\r\n", "\n")
@@ -48,8 +46,7 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
 
 
 def _join_notebook_lines(lines: str | list[str]) -> str:
-    """Joins a text that a notebook stores as a list of lines or as one string. Raises TypeError:
-    the value is no text."""
+    """Joins a text that is stored as lines or as one string. Raises TypeError: it is no text."""
     return "".join(lines if isinstance(lines, list) else ["", lines])
 
 

@@ -36,7 +36,6 @@ _NEW_PAGE = f"{_BREAK}[.='page'] | @style:master-page-name[string()]"
 
 
 def read_odt(data: bytes, name: str) -> ExtractedText:
-    """Reads the body of an OpenDocument text."""
     zipped = ZipDocument(data, name)
     if _MANIFEST in zipped and b"encryption-data" in zipped.read_file(_MANIFEST):
         raise make_password_error(name)

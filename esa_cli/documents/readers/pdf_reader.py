@@ -41,10 +41,8 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     except pdfium.PdfiumError as error:
         if "password" not in str(error).lower():
             raise  # the file is damaged
-        raise DocumentError(
-            f"{label_document(name)} is protected by a password",
-            f"save the PDF without a password: qpdf --decrypt --password=... {path} open.pdf",
-        ) from error
+        hint = f"save the PDF without a password: qpdf --decrypt --password=... {path} open.pdf"
+        raise DocumentError(f"{label_document(name)} is protected by a password", hint) from error
     has_form = document.get_formtype() != pdfium.raw.FORMTYPE_NONE
     if has_form:
         document.init_forms()  # must come before the first page is loaded

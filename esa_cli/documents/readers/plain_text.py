@@ -145,8 +145,7 @@ def is_probably_cp1252(data: bytes) -> bool:
 
 
 def guess_legacy_encoding(data: bytes) -> str:
-    """Returns the legacy encoding whose frequent characters occur in the text, or "" if no encoding
-    is clearly the best."""
+    """Returns the legacy encoding whose frequent characters a text has, or "" if none is clear."""
     shares: list[tuple[float, str]] = []
     for encoding, (common, least) in _COMMON.items():
         with suppress(UnicodeDecodeError):
@@ -163,15 +162,11 @@ def guess_legacy_encoding(data: bytes) -> str:
 def _refuse_binary_document(data: bytes, name: str) -> None:
     for magic, (what, hint) in _BINARY.items():
         if data.startswith(magic):
-            raise DocumentError(
-                f"{label_document(name)} looks like {what}, a format that esa does not read",
-                hint.format(name=name),
-            )
+            message = f"{label_document(name)} looks like {what}, a format that esa does not read"
+            raise DocumentError(message, hint.format(name=name))
     if b"\0" in data:
-        raise DocumentError(
-            f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}",
-            "name a document with text; unpack an archive first",
-        )
+        message = f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}"
+        raise DocumentError(message, "name a document with text; unpack an archive first")
 
 
 def looks_binary(head: bytes) -> bool:

@@ -1,5 +1,4 @@
-"""Reads PowerPoint presentations (pptx) with python-pptx; each slide is a page, its title a
-chapter.
+"""Reads PowerPoint presentations (pptx) with python-pptx; slides are pages, titles are chapters.
 
 The text of boxes, groups and tables keeps the order of the file. The notes of a slide follow it."""
 
@@ -13,7 +12,6 @@ from esa_cli.documents.readers.zip_parts import ZipDocument
 
 
 def read_presentation(data: bytes, name: str) -> ExtractedText:
-    """Reads the slides of a presentation in order."""
     ZipDocument(data, name)  # checks the unpacked size
     pptx = import_package("pptx", "python-pptx", name, extra="office")
     out = TextBuilder()

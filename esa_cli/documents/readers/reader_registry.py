@@ -148,9 +148,8 @@ def register(name: str) -> Callable[[T], T]:
         members = ("what", "suffixes", "binary", "sniff", "read")
         missing = [member for member in members if not hasattr(cls, member)]
         if missing:
-            raise PluginError(
-                f"reader {name!r} has no {' and no '.join(missing)}", "see docs/readers.md"
-            )
+            problem = f"reader {name!r} has no {' and no '.join(missing)}"
+            raise PluginError(problem, "see docs/readers.md")
         if name in BUILT_IN:
             raise PluginError(f"the reader {name!r} is built in", "choose another name")
         READERS.add(name, cls, cls)
@@ -167,10 +166,8 @@ def _load_readers_of_installed_packages() -> None:
         except NOT_BLAMED:
             raise
         except BaseException as error:
-            raise PluginError(
-                f"reader {point.name!r} ({point.value}) does not load: {error}",
-                "update or uninstall the package of this reader",
-            ) from error
+            message = f"reader {point.name!r} ({point.value}) does not load: {error}"
+            raise PluginError(message, "update or uninstall the package of this reader") from error
 
 
 def choose_reader(head: bytes, name: str) -> PluginReader | BuiltInReader:

@@ -61,10 +61,9 @@ def refuse_large_unpacked_size(unpacked_size: int, document_name: str) -> None:
 
 
 def _make_limit_error(document_name: str, limit: str, limit_variable: str) -> DocumentError:
-    return DocumentError(
-        f"{label_document(document_name)} is too large or damaged: it needs more than {limit}",
-        f"split the document or save it again; if you trust it, raise the limit {limit_variable}",
-    )
+    message = f"{label_document(document_name)} is too large or damaged: it needs more than {limit}"
+    hint = f"split the document or save it again; if you trust it, raise the limit {limit_variable}"
+    return DocumentError(message, hint)
 
 
 def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
@@ -181,8 +180,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve_reading_requests() -> None:
-    """Runs the child process: receives documents on standard input, and replies on the original
-    standard output."""
+    """Runs the child process: receives documents on stdin, and replies on the original stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setrecursionlimit(20_000)  # for elements that are nested thousands deep
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:

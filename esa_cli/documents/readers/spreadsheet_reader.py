@@ -120,7 +120,6 @@ def _collapse_spaces(row: Sequence[str]) -> list[str]:
 
 
 def _count_cells_to_last_filled(row: Sequence[str]) -> int:
-    """Returns the number of cells of a row up to the last cell that is not empty."""
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
@@ -163,7 +162,6 @@ def _is_number(text: str) -> bool:
 
 
 def read_workbook(data: bytes, name: str) -> ExtractedText:
-    """Reads the sheets of a workbook in order."""
     zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
     workbook = _ExcelWorkbook(zipped, name)
     for title, part in workbook.sheets.items():

@@ -29,10 +29,8 @@ class ZipDocument:
         if data.startswith(_OLD_OFFICE):
             if _LOCKED in data:
                 raise make_password_error(name)
-            raise DocumentError(
-                f"{label_document(name)} is an old Office file (doc, xls, ppt)",
-                "open the file and save it as docx, xlsx or pptx",
-            )
+            message = f"{label_document(name)} is an old Office file (doc, xls, ppt)"
+            raise DocumentError(message, "open the file and save it as docx, xlsx or pptx")
         self._archive = zipfile.ZipFile(io.BytesIO(data))
         parts = self._archive.infolist()
         refuse_large_unpacked_size(sum(part.file_size for part in parts), name)
@@ -76,7 +74,5 @@ class ZipDocument:
 
 def make_password_error(document_name: str) -> DocumentError:
     """Returns the error for a document that is protected by a password."""
-    return DocumentError(
-        f"{label_document(document_name)} is protected by a password",
-        "open the document, save it without a password, and name the new file",
-    )
+    hint = "open the document, save it without a password, and name the new file"
+    return DocumentError(f"{label_document(document_name)} is protected by a password", hint)

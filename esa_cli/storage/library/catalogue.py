@@ -291,8 +291,7 @@ class FileRecordLookup:
         return divided
 
     def _update_entry_file_path(self, entry: LibraryEntry) -> LibraryEntry | None:
-        """Returns a document's entry with the name and path of a file that has the document's text,
-        or None if no file has the text now."""
+        """Returns the entry with the path of a file that has its text now, or None if none has."""
         known = self.find_file_records(entry.file_path)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_file_removed(record):
@@ -435,12 +434,9 @@ def map_text_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _read_records_of_synced_files(paths: LibraryPaths) -> list[FileRecord]:
-    """Reads the records that `esa ingest --words` saved for each folder, and skips damaged files of
-    records, because the next `esa ingest --words` writes them again."""
+    """Reads what `esa ingest --words` saved, except damaged files, which it writes again."""
     with disk.convert_read_errors(paths.root):
-        payloads = [
-            _read_folder_records_file(path) for path in paths.list_complete_files("folders")
-        ]
+        payloads = [*map(_read_folder_records_file, paths.list_complete_files("folders"))]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
@@ -472,7 +468,6 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def load_file_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
-    """Reads the records of a library's ingested files, without changing the catalogue."""
     return FileRecordLookup(paths, load_file_records(paths))
 
 
@@ -541,7 +536,6 @@ def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the library's catalogue, after creating the file and tables if they are missing."""
     path = get_catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone

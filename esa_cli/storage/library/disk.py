@@ -157,7 +157,6 @@ class LibraryPaths:
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_complete_files(self, subfolder: str) -> list[Path]:
-        """Returns the completely written files in one of the library's subfolders."""
         return self._list_files(subfolder, _FINISHED[subfolder])
 
     def _list_files(self, subfolder: str, pattern: re.Pattern[str]) -> list[Path]:
@@ -249,9 +248,8 @@ def unpack_checksummed_file(
         expected_digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():
-        raise make_damage_error(
-            path, f"it does not begin like a {file_kind} file of esa", document_key
-        )
+        reason = f"it does not begin like a {file_kind} file of esa"
+        raise make_damage_error(path, reason, document_key)
     form, newest = int(line[2]), WITH_SHAPES if file_kind == "document" else FORMAT
     if not FORMAT <= form <= newest:
         raise LibraryFileVersionError(
@@ -345,6 +343,5 @@ def convert_write_errors(library_folder: Path) -> AbstractContextManager[None]:
     """In a `with` block, converts an OSError in writing into a LibraryError or a DiskError."""
     other = f"{_ANOTHER_FOLDER}; on Windows, end other esa processes that use the library"
     target = f"the library in {library_folder}"
-    return convert_writing_errors(
-        target, _FREE_SPACE, other, full_disk_error=DiskError, other_error=LibraryError
-    )
+    errors = {"full_disk_error": DiskError, "other_error": LibraryError}
+    return convert_writing_errors(target, _FREE_SPACE, other, **errors)

@@ -344,9 +344,8 @@ def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: byte
 def read_manifests(
     paths: LibraryPaths, document_keys: Iterable[str] | None = None
 ) -> list[LibraryEntry]:
-    """Reads the manifests of the documents with the given keys, or of all documents, sorted by last
-    use. The entry of an unusable document has an `error`. Raises LibraryError: the folder cannot be
-    read."""
+    """Reads the manifests of the given documents, or of all documents, sorted by last use. The
+    entry of an unusable document has an `error`. Raises LibraryError: the folder is unreadable."""
     entries = list[LibraryEntry]()
     for key in paths.list_document_keys() if document_keys is None else document_keys:
         try:
@@ -408,8 +407,7 @@ def decode_records(
 def _compute_token_checksums(
     records: memoryview, record_bytes: int, segment_name: str, layer: int, token_numbers: Any
 ) -> Any:
-    """Returns a checksum of each token's stored keys and values in one layer of a segment, for the
-    tokens with the numbers `token_numbers`."""
+    """Returns a checksum of each given token's stored keys and values in one layer of a segment."""
     import numpy
     import xxhash
 

@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,10 +66,9 @@ class SourceLibrary:
             list_files = _list_archive_files if is_archive_path(place) else _list_folder_files
             self.files = list_files(place)
         except (OSError, tarfile.TarError, ValueError) as error:
-            raise ArchiveFileError(
-                f"{place} cannot be read as a library: {get_first_line(error)}",
-                "give an archive that `esa library copy library FILE.tar` has made",
-            ) from error
+            message = f"{place} cannot be read as a library: {get_first_line(error)}"
+            hint = "give an archive that `esa library copy library FILE.tar` has made"
+            raise ArchiveFileError(message, hint) from error
 
     def list_document_keys(self) -> list[str]:
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
@@ -138,13 +138,12 @@ def push_documents(
     if not is_archive_path(target):
         source, copy = SourceLibrary(str(library.root)), LibraryPaths(Path(target))
         copy.create_library_folders()
-        return _copy_documents(keys, lambda key: _copy_document(source, copy, key), progress)
+        return _copy_documents(keys, partial(_copy_document, source, copy), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(target)) as tar:
         _add_archive_members(tar, paths, [paths.root / disk.MARKER])
-        result = _copy_documents(
-            keys, lambda key: _add_document_to_archive(paths, tar, added, key), progress
-        )
+        copy_document = partial(_add_document_to_archive, paths, tar, added)
+        result = _copy_documents(keys, copy_document, progress)
         if result.failed and not result.copied:
             raise result.failed[0]
     return result
@@ -184,10 +183,9 @@ def pull_documents(
 def refuse_url_as_copy_place(path_or_url: str) -> None:
     """Raises UsageError if the place to copy a library to or from is a URL."""
     if "://" in path_or_url:
-        raise UsageError(
-            f"a library can only be copied to or from a folder or FILE.tar, got {path_or_url}",
-            "copy the library to a folder, and then the folder to the URL with another program",
-        )
+        message = f"a library can only be copied to or from a folder or FILE.tar, got {path_or_url}"
+        hint = "copy the library to a folder, and then the folder to the URL with another program"
+        raise UsageError(message, hint)
 
 
 def _copy_documents(

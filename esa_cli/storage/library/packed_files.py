@@ -128,7 +128,6 @@ def verify_document_file(file_path: Path, final_path: Path, entry: LibraryEntry)
 
 
 def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
-    """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if file_kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
@@ -172,7 +171,6 @@ def decode_untrusted_manifest(paths: LibraryPaths, key: str, manifest_bytes: byt
 
 
 def _is_manifest_consistent(paths: LibraryPaths, entry: LibraryEntry) -> bool:
-    """Whether the numbers and names in a stranger's manifest agree with each other."""
     layout, sizes, known = entry.layout, entry.sizes, entry.provenance
     counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
     return (

@@ -210,7 +210,6 @@ class KVCacheWriter(DocumentWriter):
         return min(one.tail.reduced_key_count if width else len(one.tail) for one, width in pairs)
 
     def _write_segment_from_memory(self, token_count: int, projections: Projections | None) -> None:
-        """Writes the KV cache of the first `token_count` tokens in memory as a segment on disk."""
         if not self.segments and projections is not None:
             packed = packed_files.pack_projections(projections)
             self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
