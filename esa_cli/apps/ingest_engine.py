@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0
 """Maximum seconds to connect to a Ray cluster; Ray itself would try for minutes."""
-
-
 IngestRow = dict[str, Any]
 """A document in the library, as JSON; `read_s` is 0 if the document was already stored."""
 

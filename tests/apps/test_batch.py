@@ -63,7 +63,8 @@ def go(
     **settings: Any,
 ) -> AnswersFile:
     questions = batch.read_questions_file(path, default, settings)
-    with batch.open_answers_file(out, questions, retry) as answers:
+    places = [(question.key, question.id) for question in questions]
+    with AnswersFile(out, places, retry_failed=retry) as answers:
         batch.answer_batch_questions(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
@@ -444,7 +445,7 @@ def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     for order_of in (("one", "two"), ("two", "one")):
         out = tmp_path / f"{order_of[0]}-first.jsonl"
-        with batch.open_answers_file(out, questions) as answers:
+        with AnswersFile(out, [(one.key, one.id) for one in questions]) as answers:
             batch.copy_answers_from_shard_files(
                 answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of]
             )

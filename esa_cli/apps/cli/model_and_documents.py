@@ -1,9 +1,4 @@
-"""Opens what a command needs for a question: the model, and the documents to search.
-
-Documents that the command line names one by one are always opened. From the files of folders
-and patterns and, with `--library`, from the library, the documents whose words fit the question
-best are opened.
-"""
+"""Opens what a command needs for a question: the model, and the documents to search."""
 
 from __future__ import annotations
 
@@ -123,7 +118,6 @@ def open_model(
         keep: whether documents are stored in the library. None means that only token indexes are
             stored, which are small and take long to make.
         kv_dtype: precision of stored KV caches, `int8` or `native`.
-        library: where documents are stored; None means the user's library.
         reader: the model that writes the answers; None means the reader of the preset.
 
     Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
@@ -135,9 +129,8 @@ def open_model(
         keep = True
     ready = preset
     if not isinstance(ready, CheckedPreset):
-        ready = check_before_loading(
-            ready, model_options.choose_device_and_dtype(), reporter, keep=keep
-        )
+        place = model_options.choose_device_and_dtype()
+        ready = check_before_loading(ready, place, reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -161,8 +154,8 @@ def open_model(
 
 
 class DocumentOpener:
-    """Opens the documents named on the command line, and those files of folders and documents of
-    the library whose words fit a question best.
+    """Opens the documents named on the command line, and those files of folders and patterns, and
+    with `--library` documents of the library, whose words fit a question best.
 
     Args:
         stack: closes the library's catalogue at its end.
@@ -309,7 +302,6 @@ class DocumentOpener:
     def _index_file_words(
         self, catalogue: Catalogue, file_paths: Sequence[str]
     ) -> dict[str, LibraryText]:
-        """Indexes the words of files, and returns the files by the digests of their texts."""
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
         changes = library_texts.FileIndexer(catalogue).index_files(list(names), progress)
@@ -324,10 +316,8 @@ class DocumentOpener:
 
     def _warn_of_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
-            files = (
-                f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_name_list(paths)})"
-            )
-            self._reporter.warn_document_left_out(files)
+            count, names = pluralize(len(paths), "file"), shorten_name_list(paths)
+            self._reporter.warn_document_left_out(f"{count} that cannot be read ({names})")
 
 
 class LazyPassageFinder:
@@ -336,7 +326,6 @@ class LazyPassageFinder:
 
     Args:
         preset: a preset from `make_preset_for_finding`.
-        load_model: loads the `Esa` with the model.
         ingests_new: whether a document without a token index is ingested before the search."""
 
     def __init__(
@@ -394,7 +383,6 @@ class LazyPassageFinder:
 
     @cached_property
     def _lazily_loaded_esa(self) -> Esa:
-        """The `Esa` with the model, which is loaded when `_lazily_loaded_esa` is first used."""
         esa = self._load()
         self.is_loaded = True
         return esa

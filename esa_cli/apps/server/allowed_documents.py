@@ -65,7 +65,6 @@ class AllowedDocuments:
 
     Args:
         given_books: opened documents of the command line, for requests that name no documents.
-        allowed_folders: folders whose files requests may name.
         with_library: whether texts of the library may be named, too.
         max_opened: how many documents a request opens at most; None means all."""
 
@@ -106,7 +105,6 @@ class AllowedDocuments:
     def _resolve_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, RequestableDocument]]
     ) -> RequestableDocument:
-        """Finds a document by its id, its path, or its name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
@@ -233,8 +231,7 @@ class AllowedDocuments:
         return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
     def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
-        """Reads a document from its file or from the library. Raises DocumentError, whose message
-        does not reveal where the allowed folders are."""
+        """Raises DocumentError, whose message does not reveal where the allowed folders are."""
         if named.text and named.text.entries:
             return rebuild_stored_document(self.library, named.text.entries[0])
         try:
@@ -276,8 +273,7 @@ def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
 
     def add_document_json(id: str, name: str, nbytes: int, kind: str) -> None:
-        about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
-        data.append(about)
+        data.append({"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind})
 
     for number, book in enumerate(documents.given_books, 1):
         add_document_json(f"esa:{number}", book.document.name, book.document.bytes, "given")

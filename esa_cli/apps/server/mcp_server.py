@@ -242,7 +242,6 @@ class McpDocumentTools:
 
 
 def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
-    """Returns passages as JSON objects, with the ids and paths of their documents."""
     from esa_cli.qa.finding.passage_finder import add_token_ranges
 
     placed = add_token_ranges([document.book for document in opened]) if passages else []
@@ -261,9 +260,8 @@ def _format_result_note(notes: Sequence[str], unread_books: Sequence[Book]) -> s
     lines = [*notes]
     if unread_books:
         names = shorten_name_list([book.document.name for book in unread_books])
-        lines.append(
-            f"not read by the model, searched with BM25 alone: {names}; `ingest` has them read"
-        )
+        how = "not read by the model, searched with BM25 alone"
+        lines.append(f"{how}: {names}; `ingest` has them read")
     return "; ".join(lines) or None
 
 
@@ -311,9 +309,8 @@ def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
     ) -> types.CallToolResult:
         """Runs a tool and returns its result or error. Raises MCPError: there is no such tool."""
         if params.name not in runs:
-            raise MCPError(
-                types.INVALID_PARAMS, f"there is no tool {params.name}; the tools are {list(runs)}"
-            )
+            wrong = f"there is no tool {params.name}; the tools are {list(runs)}"
+            raise MCPError(types.INVALID_PARAMS, wrong)
         kind, run = runs[params.name]
         in_worker = params.name in ("find", "ask", "ingest")
         try:

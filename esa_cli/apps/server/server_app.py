@@ -140,9 +140,8 @@ class AccessCheckMiddleware:
             kind, _, token = headers.get(b"authorization", b"").partition(b" ")
             is_right = kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)
             if not is_right and path not in WITHOUT_TOKEN:
-                raise ApiError(
-                    401, "the request has no token or a wrong token", code="invalid_api_key"
-                )
+                wrong = "the request has no token or a wrong token"
+                raise ApiError(401, wrong, code="invalid_api_key")
             return
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
@@ -159,8 +158,7 @@ class AccessCheckMiddleware:
 
 
 def _is_same_origin(origin_header: str, host_header: str) -> bool:
-    """Returns whether a request's Origin header has the host name and port of its Host header.
-    Raises KeyError, ValueError: the origin is malformed."""
+    """Raises KeyError, ValueError: the origin is malformed."""
     page = urlsplit(origin_header)
     server = urlsplit(f"{page.scheme}://{host_header}")
     default = _PORTS[page.scheme]
@@ -248,14 +246,13 @@ class ServerLimits:
 def make_asgi_app(
     esa: Esa,
     documents: AllowedDocuments,
-    token: str | None = None,
-    limits: ServerLimits | None = None,
-    log_answer: Callable[[str], None] = lambda text: None,
-    log_error: Callable[[str], None] = lambda text: None,
+    token: str | None,
+    limits: ServerLimits,
+    log_answer: Callable[[str], None],
+    log_error: Callable[[str], None],
 ) -> Starlette:
     """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
     are the server's fault."""
-    limits = limits or ServerLimits()
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
 
     @asynccontextmanager
@@ -265,6 +262,7 @@ def make_asgi_app(
         finally:
             routes.worker.cancel_all_jobs(END_WITHIN_S)
 
+    handled_errors = (ApiError, EsaError, HTTPException, Exception)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
@@ -275,9 +273,7 @@ def make_asgi_app(
             Route("/", routes.show_page),
         ],
         middleware=[Middleware(AccessCheckMiddleware, token=token)],
-        exception_handlers=dict.fromkeys(
-            (ApiError, EsaError, HTTPException, Exception), routes.send_error
-        ),
+        exception_handlers=dict.fromkeys(handled_errors, routes.send_error),
         lifespan=lifespan,
     )
 
@@ -324,15 +320,13 @@ class _ServerRoutes:
             if asked.stream:  # an error before the first event still has its own status
                 stream = self._stream_answer(asked, completion, await anext(events), events)
                 headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-                kind = "text/event-stream"
-                return StreamingResponse(stream, media_type=kind, headers=headers)
+                return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
             async with aclosing(events):
                 *_, reply = [value async for _, value in events]
         except ClientDisconnectedError:
             return Response(status_code=CLIENT_GONE)
-        return Response(
-            wire.encode_json(completion.make_unstreamed_body(reply)), media_type="application/json"
-        )
+        body = wire.encode_json(completion.make_unstreamed_body(reply))
+        return Response(body, media_type="application/json")
 
     def _make_answer_function(
         self, chat_request: ChatRequest, completion: ChatCompletionMaker
@@ -378,9 +372,8 @@ class _ServerRoutes:
         kind, value = first
         try:
             async with aclosing(events):
-                yield _encode_sse_event(
-                    completion.make_stream_chunk({"role": "assistant", "content": ""})
-                )
+                begin = {"role": "assistant", "content": ""}
+                yield _encode_sse_event(completion.make_stream_chunk(begin))
                 while kind != "done":
                     if kind == "text":
                         yield _encode_sse_event(completion.make_stream_chunk({"content": value}))

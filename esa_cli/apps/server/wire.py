@@ -67,15 +67,13 @@ An empty message stands for the error's own, unless it may contain paths of the 
 
 
 def convert_to_api_error(error: Exception) -> ApiError:
-    """Converts any exception to the `ApiError` that the client gets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
     if is_out_of_memory_error(error):
-        return ApiError(
-            503, "the server has run out of memory; see the server's log", code="no_room"
-        )
+        wrong = "the server has run out of memory; see the server's log"
+        return ApiError(503, wrong, code="no_room")
     for kind, status, message, param, code in _ERROR_RESPONSES:
         if isinstance(error, kind):
             return ApiError(status, message or join_message_and_hint(error), param, code)
@@ -113,8 +111,6 @@ class MessageTextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of the conversation in a chat request."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[MessageTextPart], StopEarly] | None = None
     tool_calls: Unsupported = None
@@ -213,7 +209,6 @@ def parse_document_text_query(parameters: Mapping[str, str]) -> DocumentTextQuer
 
 
 def _convert_validation_error_to_api_error(error: ValidationError) -> ApiError:
-    """Converts the first fault of a request to an `ApiError` that names the wrong parameter."""
     fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
     if kind == "json_invalid":
@@ -242,7 +237,6 @@ class ChatCompletionMaker:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def make_unstreamed_body(self, reply: Reply) -> dict[str, Any]:
-        """Returns the JSON body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text_with_certainty, "refusal": None}
         content = {"message": message | self._select_reply_fields(reply)}
         body = self._make_completion_body("chat.completion", content, reply)

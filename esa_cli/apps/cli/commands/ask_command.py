@@ -212,7 +212,6 @@ class AskCommandRun:
         return reply
 
     def _ask_question(self, streams_answer: bool) -> Reply:
-        """Asks the model the question, and prints a streamed answer while it is generated."""
         opts, reporter = self.opts, self.reporter
         # The default reader answers at once, so that the passages can come first.
         streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
@@ -239,7 +238,6 @@ class AskCommandRun:
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:
-        """Writes the answer as an HTML page to the file of --report, if that option is given."""
         if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
             output_paths.write_text_file(self.opts.report, page)

@@ -96,7 +96,8 @@ def batch(
             count, asked = end, select_questions_of_shard(asked[:limit], shard)
             end = len(asked)
             reporter.show_note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
-        with open_answers_file(out, asked, retry_failed) as answers:
+        places = [(question.key, question.id) for question in asked]
+        with AnswersFile(out, places, retry_failed=retry_failed) as answers:
             copy_answers_from_shard_files(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
@@ -110,10 +111,8 @@ def batch(
                         warn=lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
         reporter.clear_spinner()
-        seconds, failed = (
-            time.monotonic() - started,
-            sum(index < end for index in answers.failed_question_indices),
-        )
+        seconds = time.monotonic() - started
+        failed = sum(index < end for index in answers.failed_question_indices)
         if as_json:
             counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
             terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
@@ -132,7 +131,6 @@ def _load_batch_questions(
     answer_settings: Mapping[str, Any],
     reporter: terminal.Reporter,
 ) -> list[BatchQuestion]:
-    """Reads the questions file, and warns of questions that cannot be asked."""
     if "-" in default_documents:
         raise UsageError("a document must be a file, got standard input (-)", SAVE_INPUT)
     output_paths.check_output_file("--out", answers, [str(questions_file)], "the questions file")
@@ -175,9 +173,8 @@ def read_questions_file(
     try:
         lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise DocumentError(
-            f"{questions_file} cannot be read: {error.strerror}", "check the path"
-        ) from error
+        wrong = f"{questions_file} cannot be read: {error.strerror}"
+        raise DocumentError(wrong, "check the path") from error
     default, digest_file = find_files(default_documents), cache(_compute_file_digest)
 
     @cache
@@ -221,9 +218,6 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_document_path(name: Any) -> bool:
-        return isinstance(name, str) and name not in ("", "-")
-
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
     if not isinstance(text, str) or not text.strip():
@@ -231,7 +225,9 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
     elif names is not None and not (
-        isinstance(names, list) and names and all(map(is_document_path, names))
+        isinstance(names, list)
+        and names
+        and all(isinstance(name, str) and name not in ("", "-") for name in names)
     ):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
@@ -275,14 +271,6 @@ def select_questions_of_shard(
     return [questions[index] for index in sorted(shard.select_contiguous_items(grouped))]
 
 
-def open_answers_file(
-    answers_path: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
-) -> AnswersFile:
-    """Opens the answers file; if `drops_failed_rows` is set, rows with an error are deleted."""
-    places = [(question.key, question.id) for question in questions]
-    return AnswersFile(answers_path, places, retry_failed=drops_failed_rows)
-
-
 def copy_answers_from_shard_files(
     answers: AnswersFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
@@ -293,10 +281,9 @@ def copy_answers_from_shard_files(
     for path in shard_files:
         for row in answers.read_result_rows(path):
             if row.get("key") not in keys:
+                wrong = f"{path} has answers to other questions, or with other settings"
                 hint = "use the same questions file, documents and options for all shards"
-                raise UsageError(
-                    f"{path} has answers to other questions, or with other settings", hint
-                )
+                raise UsageError(wrong, hint)
             if "error" not in row or not (answers.retry_failed or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
@@ -338,7 +325,6 @@ def _answer_question_group(
     add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers a group of questions about the same documents."""
     files, refusal = group[0][1].files, None
     books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
     open_documents.needed = files.paths

@@ -53,13 +53,11 @@ class CalibrationOptions:
     def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks that the output file may be written. Raises UsageError, DocumentError."""
         from esa_cli.documents.document import find_files
-        from esa_cli.evaluation.calibration.fitted_projections import (
-            refuse_to_overwrite_foreign_file,
-        )
+        from esa_cli.evaluation.calibration import fitted_projections
 
         files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
         if self.out.exists():
-            refuse_to_overwrite_foreign_file(self.out)
+            fitted_projections.refuse_to_overwrite_foreign_file(self.out)
 
 
 @options.make_typer_command
@@ -67,7 +65,7 @@ def calibrate(
     texts: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
     ],
-    model_options: options.ModelOptions,
+    model_options: options.MethodModelOptions,
     opts: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -94,7 +92,6 @@ def calibrate(
 def _fit_compressors_and_measure_recall(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[RecallStudy, Preset, dict[str, Any]]:
-    """Fits compressors of keys, measures their recall, and writes the best compressor to a file."""
     from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -103,9 +100,8 @@ def _fit_compressors_and_measure_recall(
 
     given = model.load_preset_for_comparison()
     text = join_texts(read_documents(texts, reporter).documents)
-    ready = check_before_loading(
-        given, model.choose_device_and_dtype(), reporter, runs_methods=True
-    )
+    place = model.choose_device_and_dtype()
+    ready = check_before_loading(given, place, reporter, runs_methods=True)
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load_transformers_model(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
@@ -115,10 +111,8 @@ def _fit_compressors_and_measure_recall(
         job = fitted_projections.open_projection_fitter(
             loaded, chosen, text, opts.tokens, Path(folder)
         )
-        total, planner = (
-            len(job.ids),
-            ready.model.make_ingest_planner(ResolvedPreset(job.preset, job.method)),
-        )
+        total, resolved = len(job.ids), ResolvedPreset(job.preset, job.method)
+        planner = ready.model.make_ingest_planner(resolved)
         planner.check_memory_suffices(total)
         with quiet_transformers():
             seconds = planner.plan_ingest(total).estimated_seconds
@@ -164,16 +158,13 @@ class HeadsCommandOptions:
         str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
     ] = "16k"
     questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32
-    haystack: Annotated[
-        Path | None,
-        option("--haystack FILE|DIR", "Text around the needles; by default a generated text."),
-    ] = None
+    haystack: options.Haystack = None
 
 
 @options.make_typer_command
 def heads(
     opts: HeadsCommandOptions,
-    model_options: options.ModelOptions,
+    model_options: options.MethodModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -186,9 +177,8 @@ def heads(
     esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct"""
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
-        search, result = _find_retrieval_heads(
-            opts, model, model.load_preset_for_comparison(), reporter
-        )
+        preset = model.load_preset_for_comparison()
+        search, result = _find_retrieval_heads(opts, model, preset, reporter)
     if as_json:
         print_json(result)
         return

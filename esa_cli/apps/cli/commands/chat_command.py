@@ -94,11 +94,7 @@ class AnswerStoppedError(Exception):
 
 class DocumentChat:
     """Answers questions, with earlier questions and answers as their history, and runs commands.
-
-    Args:
-        ask_arguments: keyword arguments of `Esa.ask`.
-        top: how many passages to show below each answer.
-        interruptible: whether a person types the lines, so that Ctrl-C stops only the answer."""
+    If it is `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
 
     def __init__(
         self,
@@ -195,9 +191,8 @@ class DocumentChat:
             print(strip_control_chars(reply.text_with_certainty), flush=True)
         answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
-            self.reporter.warn(
-                "  the conversation has grown long: the oldest questions are left out"
-            )
+            long = "the conversation has grown long: the oldest questions are left out"
+            self.reporter.warn(f"  {long}")
 
     def _run_slash_command(self, command: str, argument: str) -> None:
         record = self.record
@@ -209,9 +204,8 @@ class DocumentChat:
             self.record, self.forgotten = [], 0
             self.reporter.show_note("  the conversation is forgotten, but not the documents")
         elif command not in ("/evidence", "/save"):
-            raise UsageError(
-                f"`esa chat` has no command {command}", "type /help for a list of the commands"
-            )
+            wrong = f"`esa chat` has no command {command}"
+            raise UsageError(wrong, "type /help for a list of the commands")
         elif not record:
             raise UsageError("the conversation has no answer yet", "ask a question first")
         elif command == "/save":
@@ -224,9 +218,8 @@ class DocumentChat:
     def _save_conversation_as_markdown(self, file_name: str) -> None:
         path = Path(file_name).expanduser()
         if not file_name or (path.exists() and path.absolute() not in self._saved):
-            raise UsageError(
-                f"/save must name a new file, got {file_name or 'none'}", "try /save chat.md"
-            )
+            wrong = f"/save must name a new file, got {file_name or 'none'}"
+            raise UsageError(wrong, "try /save chat.md")
         output_paths.check_output_file("/save", path)
         about = f"{self.esa.name}, {time.strftime('%Y-%m-%d')}"
         text = format_chat_as_markdown(about, self.documents, self.record)

@@ -1,8 +1,4 @@
-"""The command `esa demo`, which asks questions about a generated chronicle and checks the answers.
-
-The generated chronicle is over four times as long as the default model's window. The questions of
-`esa demo` use other words than the chronicle, and one question has no answer in the chronicle.
-"""
+"""The command `esa demo`, which asks about a generated chronicle and checks the answers."""
 
 from __future__ import annotations
 
@@ -44,9 +40,8 @@ def demo(
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), format_size(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        _print_in_style(
-            f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
-        )
+        title = f"esa demo: questions about {about}, in other words than the chronicle's"
+        _print_in_style(title, "bold")
         with open_model(choose_answer_source(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
@@ -68,7 +63,6 @@ def choose_demo_questions(question_count: int) -> list[DemoQuestion]:
 
 
 def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:
-    """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
     _print_in_style(question.question, "bold")

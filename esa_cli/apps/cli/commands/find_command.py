@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from esa_cli.qa.finding.passage import Passage
     from esa_cli.qa.finding.passage_finder import Book
 
-
 FIRST = "collect"
 """The first field of the first row that `esa collect` writes to its output file."""
 EVERY = 64
@@ -46,9 +45,7 @@ class CollectedPlacesFile(JsonLinesFile):
     """The output file of `esa collect`. The first row of the file has the fields of `about`, and
     `key`, a digest of the question, the documents and the settings."""
 
-    def __init__(
-        self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, path: Path | None, question: str, key: str, about: dict[str, Any]) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})
         from esa_cli.qa.collecting import EarlierRun
 
@@ -178,17 +175,16 @@ def find(
         files = summarise_passages_by_file(passages)[: opts.top] if opts.files else []
         if opts.as_json:
             matches = files if opts.files else [passage.as_found() for passage in passages]
-            terminal.print_json(
-                {
-                    "files" if opts.files else "passages": matches,
-                    "read": all(book.read for book in books),
-                    "documents": make_document_json_list(books),
-                    **({"searched": documents.searched} if documents.searched else {}),
-                    "left_out": [file.to_dict() for file in documents.gathered.left_out],
-                    "model": chosen.model if finder.is_loaded else None,
-                    "preset": chosen.name,
-                }
-            )
+            facts = {
+                "files" if opts.files else "passages": matches,
+                "read": all(book.read for book in books),
+                "documents": make_document_json_list(books),
+                **({"searched": documents.searched} if documents.searched else {}),
+                "left_out": [file.to_dict() for file in documents.gathered.left_out],
+                "model": chosen.model if finder.is_loaded else None,
+                "preset": chosen.name,
+            }
+            terminal.print_json(facts)
         elif opts.files:
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
@@ -380,21 +376,20 @@ def collect(
         caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
         different = drop_repeated_places(places)
         if opts.as_json:
-            terminal.print_json(
-                {
-                    "question": question,
-                    "count": len(places),
-                    "distinct": len(different),
-                    "caveat": caveat,
-                    "places": [p.to_json() for p in (different if opts.distinct else places)],
-                    "coverage": coverage._asdict(),
-                    "documents": make_document_json_list(books),
-                    "left_out": [file.to_dict() for file in documents.gathered.left_out],
-                    "model": chosen.model,
-                    "reader": None if esa.reader is None else esa.reader.name,
-                    "preset": chosen.name,
-                }
-            )
+            facts = {
+                "question": question,
+                "count": len(places),
+                "distinct": len(different),
+                "caveat": caveat,
+                "places": [p.to_json() for p in (different if opts.distinct else places)],
+                "coverage": coverage._asdict(),
+                "documents": make_document_json_list(books),
+                "left_out": [file.to_dict() for file in documents.gathered.left_out],
+                "model": chosen.model,
+                "reader": None if esa.reader is None else esa.reader.name,
+                "preset": chosen.name,
+            }
+            terminal.print_json(facts)
         elif coverage.read and opts.count:
             count = terminal.pluralize(len(places), "place")
             print(f"{count}, {len(different):,} distinct ({caveat})")
@@ -412,8 +407,7 @@ def _collect_and_print_places(
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], ReadingCoverage]:
-    """Collects the places that answer a question, and prints the places of this and an earlier run,
-    even after Ctrl-C. Returns the places, and how many passages were read."""
+    """Prints the places of this and an earlier run even after Ctrl-C, and returns the places."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(read_passages: int, all_passages: int) -> None:
@@ -455,7 +449,6 @@ def _collect_and_print_places(
 
 
 def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectCommandOptions) -> None:
-    """Prints the collected places in the format of --format, unless --count or --json is given."""
     from esa_cli.qa.collecting import drop_repeated_places
 
     if not places or opts.count or opts.as_json:

@@ -136,7 +136,7 @@ def _ingest_and_print_documents(
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
-    """Ingests documents, and lists the ingested documents, even after an error."""
+    """Lists the ingested documents even after an error."""
     from esa_cli.qa.ingestion.library_texts import record_removed_files_of_folders
 
     rows: list[IngestRow] = []
@@ -231,7 +231,6 @@ def update_library_from_folder(
 
     Args:
         load_model: returns the model that ingests the files; None: only words are indexed.
-        prune: whether documents of removed files are removed.
         prune_if_empty: whether to prune even if no document is left in the folder.
         reported_files: removed or unreadable files that were reported; the update changes the set.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -47,16 +48,15 @@ def list_documents(
     present, former = stored.list_present_and_former()
     entries = [*present, *former] if with_former else present
     if as_json:
-        terminal.print_json(
-            {
-                "folder": str(stored.root),
-                "bytes": stored.nbytes,
-                "catalogue_bytes": stored.catalogue_file_size,
-                "synced_files": stored.synced_file_count,
-                "former": [entry.id for entry in former],
-                "documents": [entry.to_json() for entry in entries],
-            }
-        )
+        facts = {
+            "folder": str(stored.root),
+            "bytes": stored.nbytes,
+            "catalogue_bytes": stored.catalogue_file_size,
+            "synced_files": stored.synced_file_count,
+            "former": [entry.id for entry in former],
+            "documents": [entry.to_json() for entry in entries],
+        }
+        terminal.print_json(facts)
         return
     if entries:
         rows = [
@@ -159,16 +159,15 @@ def prune_library(
     max_bytes = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(max_bytes, dry_run=dry_run)
     if as_json:
-        terminal.print_json(
-            {
-                "removed": [entry.to_json() for entry in done.removed],
-                "left_alone": [entry.to_json() for entry in done.left_alone],
-                "leftovers": done.leftovers,
-                "freed_bytes": done.freed,
-                "left_bytes": done.left,
-                "dry_run": dry_run,
-            }
-        )
+        facts = {
+            "removed": [entry.to_json() for entry in done.removed],
+            "left_alone": [entry.to_json() for entry in done.left_alone],
+            "leftovers": done.leftovers,
+            "freed_bytes": done.freed,
+            "left_bytes": done.left,
+            "dry_run": dry_run,
+        }
+        terminal.print_json(facts)
         return
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
@@ -201,31 +200,28 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        wait = IngestWaitCallback(
-            lambda: reporter.show_note("esa: waiting for another esa"), None, 0
-        )
+        show_wait = partial(reporter.show_note, "esa: waiting for another esa")
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
-            entries = (
-                _find_stored_documents(stored, names_or_ids) if names_or_ids else stored.entries()
-            )
+            named = _find_stored_documents(stored, names_or_ids or ())
+            entries = named if names_or_ids else stored.entries()
             if not entries:
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push_documents(stored, target, entries, progress)
         else:
+            wait = IngestWaitCallback(show_wait, None, 0)
             result = pull_documents(stored, source, names_or_ids or (), progress, wait)
     failed = result.failed
     if as_json:
-        terminal.print_json(
-            {
-                "source": source,
-                "target": target,
-                "copied": [key[:12] for key in result.copied],
-                "there": result.already_there,
-                "bytes": result.bytes,
-                "failed": [error.message for error in failed],
-            }
-        )
+        facts = {
+            "source": source,
+            "target": target,
+            "copied": [key[:12] for key in result.copied],
+            "there": result.already_there,
+            "bytes": result.bytes,
+            "failed": [error.message for error in failed],
+        }
+        terminal.print_json(facts)
     else:
         copied = terminal.pluralize(len(result.copied), "document")
         there = f"{result.already_there:,} were already there"
@@ -236,13 +232,11 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(
-    user_library: Library, names_or_ids: Sequence[str]
-) -> list[LibraryEntry]:
+def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[LibraryEntry]:
     """Finds stored documents by their names or the beginnings of their ids, without duplicates."""
     entries = dict[str, LibraryEntry]()
     for name in names_or_ids:
-        matches = user_library.match_entries(name)
+        matches = stored.match_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:
@@ -253,7 +247,6 @@ def _find_stored_documents(
 
 
 def _format_name_or_damage(entry: LibraryEntry) -> str:
-    """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage_reason:
         damage = terminal.make_printable_line(entry.damage_reason)
         return damage if entry.health == "unreadable" else f"{entry.health}: {damage}"

@@ -153,9 +153,8 @@ def methods(
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
         print()
-        terminal.print_table(
-            ("part", "kind", "what it does"), [(p.name, p.kind, p.about) for p in parts]
-        )
+        kinds = [(p.name, p.kind, p.about) for p in parts]
+        terminal.print_table(("part", "kind", "what it does"), kinds)
         return
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]

@@ -91,7 +91,6 @@ def plan(
 
 
 def _make_plan_table_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the JSON object of `esa plan` as rows of a table."""
     counts = facts["memory_bytes"]
     sizes = {part: format_size(count) for part, count in counts.items()}
     model = f"{parse_reference(facts['model']).name} ({facts['dtype']} on {facts['device']})"

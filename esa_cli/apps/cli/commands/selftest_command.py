@@ -41,10 +41,7 @@ class SelftestCommandOptions:
     ] = "16k"
     samples: Annotated[int, option("--samples N", "Questions for each test and length.", min=1)] = 8
     seed: Annotated[int, option("--seed N", "Seed of the facts and the text.", min=0)] = 0
-    haystack: Annotated[
-        Path | None,
-        option("--haystack FILE|DIR", "Text around the facts; by default a generated text."),
-    ] = None
+    haystack: options.Haystack = None
     reading: Annotated[
         Literal["shared", "own"],
         option("--reading shared|own", "Prefill once for all methods, or once for each method."),
@@ -66,7 +63,7 @@ def selftest(
     *,
     opts: SelftestCommandOptions,
     common: options.MethodComparisonOptions,
-    model: options.ModelOptions,
+    model: options.MethodModelOptions,
 ) -> None:
     """Plant facts in a long text, and count the facts that are found.
 
@@ -118,7 +115,6 @@ def _run_selftests(
     common: options.MethodComparisonOptions,
     reporter: terminal.Reporter,
 ) -> None:
-    """Runs self-tests of several methods, and prints their scores. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
@@ -185,7 +181,6 @@ def _run_selftests(
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the scores of methods, and whether the methods shared the prefill of a document."""
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
@@ -230,7 +225,7 @@ def compare(
     top: Annotated[int, option("--top N", "Passages to show with each answer.", min=0)] = 2,
     max_new_tokens: options.MaxTokens = None,
     *,
-    model: options.ModelOptions,
+    model: options.MethodModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -256,9 +251,8 @@ def compare(
         refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_comparison()
         text = join_texts(read_documents(documents, reporter).documents)
-        ready = check_before_loading(
-            chosen, model.choose_device_and_dtype(), reporter, runs_methods=True
-        )
+        place = model.choose_device_and_dtype()
+        ready = check_before_loading(chosen, place, reporter, runs_methods=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
@@ -359,10 +353,10 @@ def bench(
         "preset": chosen.name,
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
-    key, wrong = bench_run.KEY, bench_run.describe_invalid_row
+    key, same = bench_run.KEY, ("benchmark", "settings")
     journal = ResultsFile(
-        common.out, header, fixed_fields=("benchmark", "settings"), key_fields=key,
-        describe_invalid_row=wrong,
+        common.out, header, fixed_fields=same, key_fields=key,
+        describe_invalid_row=bench_run.describe_invalid_row,
     )  # fmt: skip
     journal.load_rows_of_other_shards(common.join or ())
     if journal.rows:
@@ -389,12 +383,6 @@ def bench(
         from esa_cli.qa.answering.session import Session
 
         deadline = common.compute_deadline()
-        write = partial(
-            ask_unanswered_questions,
-            journal=journal,
-            deadline=deadline,
-            on_left_out=warn_of_too_long_question,
-        )
         with quiet_transformers():
             loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
@@ -404,7 +392,9 @@ def bench(
                     asker = bench_run.BenchAnswerer(session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
-                    if not write(documents):
+                    if not ask_unanswered_questions(
+                        documents, journal, deadline=deadline, on_left_out=warn_of_too_long_question
+                    ):
                         return False
         return True
 
@@ -427,8 +417,7 @@ def _bench_finders(
     with terminal.Reporter(common.quiet) as reporter, quiet_transformers():
         for name in dict.fromkeys(one for one in names if one is not None):
             preset = replace(model, finder=name).load_preset()
-            place = model.choose_device_and_dtype()
-            checked = check_before_loading(preset, place, reporter)
+            checked = check_before_loading(preset, model.choose_device_and_dtype(), reporter)
             reporter.show_spinner(f"measuring {name}")
             with Esa.from_checked_preset(checked, observer=reporter) as esa:
                 rows.append({"finder": name, **finder_bench.measure_finder(esa, asked)})

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
-
 Allow = Annotated[
     list[Path] | None, option("--allow DIR", "Let clients name files in this folder. Repeatable.")
 ]
@@ -54,7 +53,6 @@ class ServeCommandOptions:
             envvar="ESA_TOKEN",
         ),
     ] = None
-
     library: Annotated[bool, option("--library", "Let requests name library documents.")] = False
     max_question: Annotated[
         int, option("--max-question TOKENS", "Maximum tokens of question and history.", min=1)
@@ -74,9 +72,8 @@ class ServeCommandOptions:
                 wrong = f"--host {self.host} lets other machines connect, so a token is needed"
                 raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
-            raise UsageError(
-                "the API token must be one word of printable ASCII", "choose another token"
-            )
+            wrong = "the API token must be one word of printable ASCII"
+            raise UsageError(wrong, "choose another token")
 
 
 @options.make_typer_command
@@ -214,6 +211,5 @@ def check_mcp_sdk_version() -> None:
     except importlib.metadata.PackageNotFoundError:
         raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
-        raise UsageError(
-            f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}", INSTALL_SDK
-        )
+        wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
+        raise UsageError(wrong, INSTALL_SDK)

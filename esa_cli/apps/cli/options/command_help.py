@@ -78,7 +78,6 @@ class GroupedHelpCommand(typer.core.TyperGroup):
 
 
 def _find_help_heading(parameter: Any) -> str:
-    """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     name = max(parameter.opts, key=len).removeprefix("--")

@@ -32,14 +32,12 @@ def complete_document_names(typed_text: str) -> list[str]:
 
 
 def complete_model_names(typed_text: str) -> list[str]:
-    """Returns completions for the name of a known model."""
     from esa_cli.qa.presets.preset_files import load_known_models
 
     return [name for name in load_known_models() if name.startswith(typed_text)]
 
 
 def complete_preset_names(typed_text: str) -> list[str]:
-    """Returns completions for the name of a preset."""
     from esa_cli.qa.presets.preset_files import list_preset_files
 
     try:

@@ -54,6 +54,10 @@ Keep = Annotated[
     bool | None,
     option("--keep/--no-keep", "Store documents in the library, or not; by default their index."),
 ]
+Haystack = Annotated[
+    Path | None,
+    option("--haystack FILE|DIR", "Text around the facts; by default a generated text."),
+]
 Yes = Annotated[bool, option("--yes -y", "Remove without asking for confirmation.")]
 Json = Annotated[bool, option("--json", "Print the result as one JSON object.")]
 Quiet = Annotated[bool, option("--quiet -q", "Show only warnings, no progress.")]
@@ -121,11 +125,8 @@ class ModelOptions:
         return ModelPlacement.choose_device_and_dtype(self.device, self.dtype, self.cache)
 
     def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
-        """Runs the plugin files, and loads the preset with the settings of the command line.
-
-        Args:
-            method: the name of a method that replaces the method of the preset.
-            settings: texts KEY=VALUE that --set may override.
+        """Runs the plugin files, and loads the preset with the settings of the command line, which
+        override `settings` (texts KEY=VALUE), and with another method if `method` is not None.
 
         Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
         UsageError: there is no such method, the method needs the length of the documents, or
@@ -152,6 +153,13 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class MethodModelOptions(ModelOptions):
+    """The options of `ModelOptions` without --finder, for commands that measure methods."""
+
+    finder: str | None = None
+
+
+@dataclass(frozen=True)
 class DocumentSearchOptions:
     """Options of commands that ask questions about documents or search in documents."""
 
@@ -164,7 +172,6 @@ class DocumentSearchOptions:
 
 
 def _check_temperature_option(temperature: float | None) -> float | None:
-    """Returns the value of --temperature if it is valid. Raises UsageError: it is invalid."""
     from esa_cli.qa.presets.preset import TEMPERATURES, is_valid_temperature
 
     if temperature is None or is_valid_temperature(temperature):
@@ -249,12 +256,8 @@ class AnswerModelOptions:
         answer_form: str | None = None,
         later_method: str | None = None,
     ) -> LoadedPreset:
-        """Loads the preset of `model` with the settings of --reader and --answer.
-
-        Args:
-            method: the name of a method that replaces the method of the preset.
-            answer_form: the value of --answer: auto or span.
-            later_method: a method that is applied when the documents are known.
+        """Loads the preset of `model` with the settings of --reader and of --answer, `answer_form`;
+        `later_method` is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""
         address = self.split_address_and_model()[0]
@@ -289,10 +292,8 @@ class QuestionShardOptions:
         UsageError: --shard is not K/N, or one of the files is wrong."""
         for path in self.join or ():
             if not path.is_file():
-                raise UsageError(
-                    f"--join must be a file, got {path}",
-                    "name a file that another shard wrote with --out",
-                )
+                hint = "name a file that another shard wrote with --out"
+                raise UsageError(f"--join must be a file, got {path}", hint)
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
@@ -338,24 +339,20 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     by one option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
-    parameters = list[inspect.Parameter]()
-
-    def add_command_parameter(name: str, default_value: Any, annotation: Any) -> None:
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(
-            inspect.Parameter(name, keyword, default=default_value, annotation=annotation)
-        )
-
+    declared = list[tuple[str, Any, Any]]()
     for parameter in inspect.signature(function).parameters.values():
         group = hints[parameter.name]
         if not is_dataclass(group):
-            add_command_parameter(parameter.name, parameter.default, group)
+            declared.append((parameter.name, parameter.default, group))
             continue
         types = get_type_hints(group, include_extras=True)
         options = [field for field in fields(group) if hasattr(types[field.name], "__metadata__")]
         groups[parameter.name] = group, [field.name for field in options]
-        for field in options:
-            add_command_parameter(field.name, field.default, types[field.name])
+        declared += [(field.name, field.default, types[field.name]) for field in options]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, default, kind in declared
+    ]
 
     @functools.wraps(function)
     def run_command(**option_values: Any) -> None:
@@ -364,7 +361,7 @@ def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
         function(**option_values)
 
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run_command.__annotations__ = {name: kind for name, _, kind in declared}
     return run_command
 
 

@@ -35,9 +35,8 @@ def check_output_file(
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise UsageError(
-            f"{option_name} must be a file, got the folder {path}", f"name a file in {path}"
-        )
+        wrong = f"{option_name} must be a file, got the folder {path}"
+        raise UsageError(wrong, f"name a file in {path}")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "make the folder first")
     if not os.access(path if path.exists() else folder, os.W_OK):

@@ -121,10 +121,7 @@ def make_rich_console(stream: TextIO) -> Any:
 
 
 class Reporter:
-    """A context manager that prints progress, notes and warnings on standard error.
-
-    Args:
-        quiet: whether to print only warnings."""
+    """A context manager that prints warnings and, unless `quiet`, progress on standard error."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -152,7 +149,6 @@ class Reporter:
         self._print_line(text, None)
 
     def warn_document_left_out(self, message: str, hint: str = "") -> None:
-        """Warns that a document is left out, and says why."""
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
@@ -177,9 +173,8 @@ class Reporter:
         """Returns a callback that shows the progress of ingesting a number of tokens."""
         if self.live:
             return self.start_progress("reading")
-        self.show_note(
-            f"esa: reading {token_count:,} tokens, about {format_duration(expected_seconds)}"
-        )
+        expected = format_duration(expected_seconds)
+        self.show_note(f"esa: reading {token_count:,} tokens, about {expected}")
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
@@ -211,7 +206,6 @@ class Reporter:
         self._status.update(Text(make_printable_line(text)))
 
     def clear_spinner(self) -> None:
-        """Removes the spinner from the terminal, if one is shown."""
         if self._status is not None:
             self._status.stop()
             self._status = None
