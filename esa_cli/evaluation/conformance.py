@@ -471,8 +471,7 @@ def make_step_for_observe(step: Step) -> Step:
 
 
 def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
-    """Returns a copy of a `Step` for another chunk, with the queries and the start of that
-    chunk."""
+    """Returns a copy of a `Step` for another chunk."""
     local = min(step.local, chunk_start)
     high = chunk_start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)

@@ -53,15 +53,7 @@ class TextAnswerer:
         self.book, self.nbytes = book, 0 if book.index is None else book.index.nbytes
         return time.perf_counter() - started
 
-    def ask(
-        self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
-    ) -> Reply:
+    def ask(self, question: str) -> Reply:
         """Answers a question; the reply's evidence is all passages that the model read. Raises
-        LengthError, UsageError, as `check_question_length`.
-
-        Args:
-            max_new_tokens: the largest number of the answer's tokens; None: the preset's number."""
-        return self._esa.ask(
-            question, [self.book], max_new_tokens=max_new_tokens, temperature=temperature,
-            evidence=sys.maxsize,
-        )  # fmt: skip
+        LengthError, UsageError, as `check_question_length`."""
+        return self._esa.ask(question, [self.book], evidence=sys.maxsize)

@@ -100,7 +100,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert asker.book.index.shape == (tokens, 8)
     assert asker.nbytes == asker.book.index.nbytes
     assert told[-1] == (tokens, tokens)
-    reply = asker.ask(QUESTION, 8, temperature=0.0)
+    reply = asker.ask(QUESTION)
     assert reply.answered_from == "text"
     assert reply.read
     assert len(reply.evidence) == 4

@@ -168,7 +168,7 @@ class BenchAnswerer:
 
     def _answer_and_score_record(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
         if self._text is not None:
-            reply = self._text.ask(record.question, record.longest, temperature=0.0)
+            reply = self._text.ask(record.question)
             output, document = reply.text, len(self._text.book.spans)
         else:
             pieces: list[str] = []
@@ -211,7 +211,6 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    """Returns the mean score of each task that has scores."""
     return [_average(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 

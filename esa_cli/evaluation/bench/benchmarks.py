@@ -225,8 +225,7 @@ def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
 
 
 def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Returns the values for the slots of an InfiniteBench prompt template, by slot name. Raises
-    ValueError: the row lacks a value."""
+    """Returns the values for the slots of an InfiniteBench prompt template, by slot name."""
     fields = {"input": row.input}
     if task in CHOICES:
         if len(row.options) != 4:

@@ -200,7 +200,7 @@ def compare_answers_of_methods(
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
-                    reply = asker.ask(question, max_new_tokens)
+                    reply = asker.ask(question)
                 else:
                     session.use_preset(chosen)
                     reply, _ = answer_from_kv_cache(

@@ -74,7 +74,6 @@ def _abbreviate_number(n: int) -> str:
 
 
 def _make_score_table(test: str, rows: Sequence[Row], dense_rows: Sequence[Row]) -> ScoreTable:
-    """Makes the table of one test's mean scores, by method and by length of the document."""
     ceiling, lengths, lines = _average_scores(dense_rows), [*_group_rows(rows, "length")], []
     for method, of_method in _group_rows(rows, "method").items():
         by_length, cells = _group_rows(of_method, "length"), []
@@ -93,7 +92,6 @@ def _make_score_table(test: str, rows: Sequence[Row], dense_rows: Sequence[Row])
 
 
 def _make_missed_answer_table(rows_by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
-    """Makes the table that counts why answers were missed, by test and method."""
     lines = []
     for test, rows in rows_by_test.items():
         for method, same in _group_rows(rows, "method").items():

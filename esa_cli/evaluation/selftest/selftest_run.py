@@ -214,8 +214,7 @@ class SelftestRun:
         return (self.user_document_token_count,) if test_name == OWN else self.settings.lengths
 
     def _check_methods_and_questions(self, session: Session) -> None:
-        """Builds every method, and checks the questions about the first document of each test, so
-        that errors are reported before the first long prefill."""
+        """Reports errors of methods and of first questions before the first long prefill."""
         for test in self.settings.tests:
             for length in self._list_document_lengths(test):
                 sample = next(self.make_documents(test, length))
@@ -276,8 +275,7 @@ class SelftestAnswerer:
         self.session.use_preset(preset)
 
     def _prefill_or_index_document(self) -> bool:
-        """Prefills or indexes the document. Returns False if the document is too long for full
-        attention inside the model's window."""
+        """Returns False if the document is too long for full attention inside the window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
             session.empty_cache()
@@ -306,12 +304,11 @@ class SelftestAnswerer:
         return True
 
     def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """Answers a question, scores the answer, and returns fields for a result row."""
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
         score_of = find_selftest_task(self.sample.test).score
         if asker is not None:
-            reply = asker.ask(question.text, question.max_new_tokens)
+            reply = asker.ask(question.text)
             score = round(score_of(question, reply.text), 4)
             document, stored = len(asker.book.spans), asker.nbytes
             fields = {

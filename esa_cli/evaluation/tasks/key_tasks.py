@@ -178,7 +178,6 @@ def make_magic_number_document(request: TaskRequest) -> Iterator[TaskDocument]:
 
 
 def _draw_magic_numbers(dice: StableRandom, words: Sequence[str], numbers_per_word: int) -> Numbers:
-    """Draws random numbers of seven digits for each word."""
     return {
         word: tuple(dice.draw_digits(7, first_digits="123456789") for _ in range(numbers_per_word))
         for word in words
@@ -192,7 +191,6 @@ def _write_number_sentences(numbers: Numbers) -> list[str]:
 def _make_magic_number_question(
     question_key: str, numbers: Numbers, planted_sentences: Sequence[str]
 ) -> TaskQuestion:
-    """Makes a question that asks for the magic numbers of one or more words."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])

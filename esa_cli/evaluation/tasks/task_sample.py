@@ -25,10 +25,6 @@ class StableRandom:
     def __init__(self, *seeds: str | int) -> None:
         self._random = random.Random(" ".join(str(part) for part in seeds))
 
-    def draw_fraction(self) -> float:
-        """Draws a random float that is at least 0 and less than 1."""
-        return self._random.random()
-
     def draw_integer_below(self, limit: int) -> int:
         """Draws a random integer that is at least 0 and less than `limit`."""
         return int(self._random.random() * limit)
@@ -167,7 +163,7 @@ class Haystack:
     def _count_tokens_by_paragraph(
         self, count_tokens: TokenCounter, wanted_tokens: int
     ) -> list[int]:
-        """Counts for each of the first paragraphs the tokens up to the paragraph's end."""
+        """Counts the tokens up to the end of each of the first paragraphs."""
         ends = self._ends.setdefault(count_tokens, [])
         while not ends or ends[-1] < wanted_tokens:
             if len(ends) == len(self._parts):

@@ -253,8 +253,7 @@ def _compute_esa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Computes the attention outputs (1, C, H, D) of unrotated queries (1, H, C, D) in one layer of
-    an attached model; transformers calls this attention function."""
+    """Called by transformers: returns outputs (1, C, H, D) of unrotated queries (1, H, C, D)."""
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")
@@ -272,8 +271,7 @@ def _compute_esa_attention(
 
 
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """Raises UsageError if the model is called with an attention mask that hides tokens, such as
-    padding; else returns None, since ESA's attention is causal without a mask."""
+    """Returns no mask, since ESA's attention is causal without one."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
             "the attention mask must not hide tokens, since ESA accepts no padding",

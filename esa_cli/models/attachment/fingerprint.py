@@ -61,7 +61,6 @@ def _iterate_module_tensors(
 
 
 def _iterate_state_dict_tensors(entry_name: str, entry: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the names and tensors inside one entry of a module's state dict."""
     if isinstance(entry, Tensor) and hasattr(entry, "__tensor_flatten__"):
         for inner in entry.__tensor_flatten__()[0]:
             yield from _iterate_state_dict_tensors(f"{entry_name}.{inner}", getattr(entry, inner))

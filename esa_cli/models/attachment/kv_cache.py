@@ -376,7 +376,6 @@ class EsaCache(Cache):
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))
 
     def _refuse_batch_operation(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises UsageError in place of KV cache operations for several sequences."""
         raise UsageError(
             "ESA attends to one sequence at a time, so beam search and batches are impossible",
             "generate by greedy search, or by sampling with num_return_sequences=1",

@@ -113,7 +113,6 @@ def make_attention_traits(
 
 
 def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
-    """Returns, for each layer of a model, whether the layer rotates queries and keys."""
     types = list_layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
     if rule == "hybrid":
@@ -128,8 +127,7 @@ def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
 
 
 def _make_query_scaling_function(config: Any) -> Temperature | None:
-    """Returns a function from positions to factors of the queries for models such as Ministral 3,
-    whose queries grow with the logarithm of the position, or None for other models."""
+    """Returns the `temperature` of models whose queries grow with the position, as Ministral 3."""
     parameters = getattr(config, "rope_parameters", None) or {}
     beta = parameters.get("llama_4_scaling_beta")
     if beta is None:
@@ -139,7 +137,6 @@ def _make_query_scaling_function(config: Any) -> Temperature | None:
 
 
 def _make_rope(config: Any, family: ModelFamily, rotary_module: Any, layer_type: str) -> Rope:
-    """Returns the rotary embedding of a model's layers of type `layer_type`."""
     if hasattr(rotary_module, f"{layer_type}_inv_freq"):
         names = (f"{layer_type}_inv_freq", f"{layer_type}_attention_scaling")
         inverse, factor = (getattr(rotary_module, name) for name in names)

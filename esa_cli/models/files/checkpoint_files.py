@@ -270,7 +270,6 @@ def read_language_model_config(folder: Path) -> Any:
 
 
 def _read_model_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
-    """Returns transformers' configurations of the language model and of the whole checkpoint."""
     several = has_language_model_part(read_config_json(folder))
     with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
         from transformers import AutoConfig

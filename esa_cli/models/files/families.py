@@ -253,7 +253,6 @@ def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
 
 
 def _get_layer_kv_head_shape(config: Any, layer_index: int) -> tuple[int, int]:
-    """Returns the number and the dimension of the key heads of one layer of a model."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)

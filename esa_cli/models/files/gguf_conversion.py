@@ -56,7 +56,6 @@ def convert_gguf_file(
 
 
 def _write_config_and_weights(file: GgufFile, output_folder: Path, report: StageProgress) -> None:
-    """Writes the configuration and the weights of a GGUF file's model into a folder."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     family = GGUF_FAMILIES.get(file.architecture)
@@ -125,8 +124,7 @@ class _WeightConversionPlan(NamedTuple):
 
 
 def _plan_weight_conversions(file: GgufFile, meta_model: Any) -> dict[str, _WeightConversionPlan]:
-    """Returns, by name, how each weight of `meta_model`, which has no data, is made from a GGUF
-    file. Raises ModelError: a GGUF tensor is missing, has the wrong size, or is not used."""
+    """Raises ModelError if a GGUF tensor is missing, has the wrong size, or is not used."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     config, path = meta_model.config, file.path.name
@@ -246,8 +244,7 @@ def check_gguf_pre_tokenizer(file: GgufFile) -> None:
 
 
 def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
-    """Writes a GGUF file's tokenizer into a folder as a tokenizer.json, which splits text as the
-    file says. Raises ModelError: the kind of tokenizer is unknown."""
+    """Writes a GGUF file's tokenizer as a tokenizer.json that splits text as the file says."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(

@@ -250,8 +250,7 @@ def _read_gguf_settings(file: GgufFile, family: GgufFamily, default_config: Any)
 
 
 def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) -> list[str]:
-    """Returns each layer's attention type: full attention at regular intervals of layers, and
-    sliding windows in all other layers."""
+    """Returns each layer's attention type: a sliding window, or at intervals full attention."""
     pattern = file.get_setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.interval
     slides = [layer % interval for layer in range(1, layer_count + 1)]
@@ -262,8 +261,7 @@ def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) 
 def _read_rope_parameters(
     file: GgufFile, head_dim: int, config_settings: dict[str, Any], default_config: Any
 ) -> dict[str, Any]:
-    """Returns the settings of a GGUF file's rotary embedding, named as in a config.json. Raises
-    ModelError: the scaling of the embedding is unknown."""
+    """Returns the settings of a GGUF file's rotary embedding, named as in a config.json."""
     theta = float(file.get_setting("rope.freq_base", 10000.0))
     part = file.get_setting("rope.dimension_count", head_dim) / head_dim
     rope: dict[str, Any] = {"rope_theta": theta}

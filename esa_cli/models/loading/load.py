@@ -158,7 +158,6 @@ def load_pretrained(
 
 
 def _check_weights_are_finite(model: Any, ref: ModelRef) -> None:
-    """Raises ModelError if any weight of a model is NaN or infinite."""
     import torch
 
     for name, weight in model.named_parameters():

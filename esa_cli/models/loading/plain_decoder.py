@@ -1,8 +1,8 @@
 """Loads small language models without transformers, whose import takes longer than an answer.
 
 A `PlainDecoder` computes a model on the CPU, which is enough to find and read passages.
-transformers is imported, and makes a model of the same weights, only when text is generated or an
-attention method runs."""
+transformers is imported, and makes a model of the same weights, only when an attention method runs.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +146,6 @@ class PlainDecoder(nn.Module):
         self._tie_embeddings()
 
     def _tie_embeddings(self) -> None:
-        """Makes the output matrix share the token embeddings if the configuration ties them."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.base_model.embed_tokens.weight
 
@@ -181,7 +180,6 @@ class PlainDecoder(nn.Module):
 
 
 def _read_weights(safetensors_file: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, converted to `dtype`."""
     weights: dict[str, Tensor] = {}
     with safe_open(safetensors_file, "pt") as file:
         names = list(file.keys())

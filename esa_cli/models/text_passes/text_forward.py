@@ -137,8 +137,7 @@ class FusedForward:
 def _fuse_layer_weights(
     layer: Any, adapter_matrices: dict[nn.Module, tuple[Tensor, Tensor]]
 ) -> SimpleNamespace:
-    """Returns a layer's weights with the LoRA matrices added, and the query, key and value
-    projections fused into one."""
+    """Returns a layer's weights with the LoRA matrices added, and one projection of all three."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
@@ -307,8 +306,7 @@ class LoraAdapter:
             for name, (a, b) in self.matrices.items()
         }
 
-    def match_device_and_dtype(self, tensor: Tensor) -> LoraAdapter:
+    def match_device_and_dtype(self, tensor: Tensor) -> None:
         """Converts the LoRA matrices to the device and the number type of a tensor."""
         for name, (a, b) in self.matrices.items():
             self.matrices[name] = a.to(tensor), b.to(tensor)
-        return self

@@ -1,28 +1,24 @@
 """Loads the tokenizers of models, and tokenises long texts: a `StandaloneTokenizer` needs no
 transformers, whose import takes longer than reading a tokenizer's file.
 
-`StandaloneTokenizer` needs only the packages tokenizers and jinja2, and metadata that is cached
-when transformers loads the same tokenizer for the first time."""
+`StandaloneTokenizer` needs only the package tokenizers, and metadata that is cached when
+transformers loads the same tokenizer for the first time."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import Environment, Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Environment, TemplateError, nodes
 
 from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
@@ -114,23 +110,11 @@ def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if data := load_cached_metadata("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
-            return StandaloneTokenizer(
-                backend, TokenizerMetadata(**data), partial(load_tokenizer, folder)
-            )
+            return StandaloneTokenizer(backend, data["digest"], partial(load_tokenizer, folder))
     return None
 
 
 # -- Metadata of a tokenizer
-
-
-class TokenizerMetadata(NamedTuple):
-    """What a `StandaloneTokenizer` needs to know of a tokenizer beside its tokenizer.json."""
-
-    digest: str  # the SHA-256 of tokenizer.json
-    chat_template: str | None
-    special: dict[str, str]  # special tokens by name, such as `eos_token`
-    ids: dict[str, int | None]  # ids of special tokens by name, such as `eos_token_id`
-
 
 _FILES = (
     "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
@@ -138,16 +122,15 @@ _FILES = (
 )  # fmt: skip
 """The files of a model's folder from which transformers makes the tokenizer."""
 _MEMBERS = (
-    "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode",
-    "_decode", "convert_ids_to_tokens", "apply_chat_template", "get_chat_template",
-    "special_tokens_map", "backend_tokenizer",
+    "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding",
+    "backend_tokenizer",
 )  # fmt: skip
 """The members of transformers' general tokenizer class that a family's class may override."""
 
 
 def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Returns the metadata of a transformers tokenizer that a `StandaloneTokenizer` needs, or {} if
-    a `StandaloneTokenizer` would give other results than the transformers tokenizer."""
+    """Returns the digest of a transformers tokenizer's tokenizer.json, or {} if a
+    `StandaloneTokenizer` would tokenise differently."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
@@ -159,22 +142,15 @@ def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
         not isinstance(tokenizer, general)
         or any(getattr(type(tokenizer), n) is not getattr(general, n) for n in _MEMBERS)
         or plain != backend.to_str()
-        or not isinstance(tokenizer.chat_template, str | None)
         or tokenizer.split_special_tokens
         or backend.truncation is not None
         or backend.padding is not None
-        or (tokenizer.clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE")
-        or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     ):
         return {}
-    names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
-    ids = {name: getattr(tokenizer, name) for name in names}
-    special = dict(tokenizer.special_tokens_map)
-    return TokenizerMetadata(digest_text(plain), tokenizer.chat_template, special, ids)._asdict()
+    return {"digest": digest_text(plain)}
 
 
 def _load_tokenizer_backend(folder: Path) -> Any:
-    """Loads the `tokenizers.Tokenizer` from the tokenizer.json in a model's folder."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -187,32 +163,25 @@ _encoding_lock = Lock()
 """A lock for encoding: the shared backend has a setting that says whether the text of special
 tokens is split, and another thread must not change the setting meanwhile."""
 _CALL_OPTIONS = {"add_special_tokens", "split_special_tokens", "return_offsets_mapping", "verbose"}
-_CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
-"""The arguments of `apply_chat_template` that only set variables of the template."""
 
 
 class StandaloneTokenizer:
-    """A tokenizer that works without transformers, with those methods of a transformers tokenizer
-    that esa uses; unusual calls load the transformers tokenizer."""
+    """A tokenizer that tokenises texts without transformers; for everything else it loads the
+    transformers tokenizer. `digest` is the SHA-256 of tokenizer.json."""
 
     is_fast = True
 
-    def __init__(self, backend: Any, data: TokenizerMetadata, load_full: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.facts, self._load_whole = backend, data, load_full
-        self.chat_template, self.special_tokens_map = data.chat_template, dict(data.special)
+    def __init__(self, backend: Any, digest: str, load_full: Callable[[], Any]) -> None:
+        self.backend_tokenizer, self.digest, self._load_full = backend, digest, load_full
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
-        return self._load_whole()
+        return self._load_full()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "facts" not in self.__dict__:  # the object is being copied
+        if name.startswith("__") or "_load_full" not in self.__dict__:  # the object is being copied
             raise AttributeError(name)
-        if name in self.facts.ids:
-            return self.facts.ids[name]
-        if f"{name}_id" in self.facts.ids:
-            return self.facts.special.get(name)
         return getattr(self.transformers_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
@@ -232,47 +201,12 @@ class StandaloneTokenizer:
             out["offset_mapping"] = [encoding.offsets for encoding in encodings]
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
-        """Converts token ids to the text that the tokens stand for."""
-        ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
-        if known and not any(others.values()):
-            return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        return str(
-            self.transformers_tokenizer.decode(
-                token_ids, skip_special_tokens=skip_special_tokens, **others
-            )
-        )
 
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Returns the tokens in the vocabulary with one or several ids, or None for unknown ids."""
-        name = self.backend_tokenizer.id_to_token
-        return name(ids) if isinstance(ids, int) else [name(int(one)) for one in ids]
-
-    def apply_chat_template(
-        self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
-    ) -> Any:
-        """Returns the prompt that the model's chat template makes of a conversation's messages."""
-        texts_alone = conversation and all(
-            isinstance(turn, dict) and all(type(text) is str for text in turn.values())
-            for turn in conversation
-        )
-        if self.chat_template and not tokenize and options.keys() <= _CHAT_OPTIONS and texts_alone:
-            values = {"tools": None, "documents": None, "add_generation_prompt": False, **options}
-            values |= {"messages": conversation, **self.special_tokens_map}
-            with suppress(TemplateError):  # transformers' message is better known
-                return render_chat(self.chat_template, values)
-        return self.transformers_tokenizer.apply_chat_template(
-            conversation, tokenize=tokenize, **options
-        )
-
-
-# -- Chat templates: a model's own code, which runs in jinja2's sandbox
+# -- Chat templates: a model's own code, which transformers runs in jinja2's sandbox
 
 _MAX_STEPS = 2_000_000
 """The most lines and calls that a chat template may run; compiling 7 kB of it takes 84,000."""
 _NO_TEMPLATE = "use another model, or one whose files have no chat template"
-_EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 @contextmanager
@@ -301,43 +235,11 @@ def _check_chat_template(template: object) -> None:
     """Raises ModelError if a chat template contains powers, such as 9**9**9, which never ends."""
     for part in template.values() if isinstance(template, dict) else [template]:
         with suppress(TemplateError):  # rendering reports a damaged template
-            tree = Environment(extensions=_EXTENSIONS).parse(part if isinstance(part, str) else "")
+            environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+            tree = environment.parse(part if isinstance(part, str) else "")
             if tree.find(nodes.Pow) is not None:
                 message = "the model's chat template must not use powers (**)"
                 raise ModelError(message, _NO_TEMPLATE)
-
-
-def render_chat(template: str, variables: Mapping[str, Any]) -> str:
-    """Returns the prompt that a jinja2 chat template makes of its variables, such as `messages`.
-    Raises TemplateError: the template is damaged, refuses the messages, or lacks variables."""
-    return _compile_chat_template(template).render(variables)
-
-
-@lru_cache(8)
-def _compile_chat_template(template: str) -> Template:
-    if name := re.search(r"(?<!\w)_\w*", template):  # Python's own names, which reach its internals
-        raise SecurityError(f"a chat template must not use names with '_' in front, got {name[0]}")
-
-    def dump_json(
-        value: Any, ensure_ascii: bool = False, indent: int | None = None,
-        separators: tuple[str, str] | None = None, sort_keys: bool = False,
-    ) -> str:  # fmt: skip
-        options: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
-        return json.dumps(value, sort_keys=sort_keys, **options)
-
-    def raise_template_error(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
-    )
-    environment.filters["tojson"] = dump_json
-    environment.globals |= {
-        "raise_exception": raise_template_error,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": lambda *args, **named: dict(*args, **named),
-    }  # fmt: skip
-    return environment.from_string(template)
 
 
 WINDOW = 1 << 18

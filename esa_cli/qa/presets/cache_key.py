@@ -102,7 +102,7 @@ def _digest_weights(model: Any) -> str:
 
 def _digest_tokenizer(tokenizer: Any) -> str:
     if isinstance(tokenizer, StandaloneTokenizer):
-        return tokenizer.facts.digest
+        return tokenizer.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return digest_text(text)
