@@ -18,7 +18,7 @@ from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import find_sentence_spans
-from esa_cli.qa.reading.passage_reader import PassageReader, collapse_spaces
+from esa_cli.qa.reading.span import PassageReader, collapse_spaces
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
@@ -31,9 +31,10 @@ NEAR = 0.8
 fifth of a text fits equally well, no score exceeds the mean by two standard deviations."""
 FIT = (9.0, 0.05)
 """Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
-LEAST = 0.5
-"""The minimum of log-odds plus fit for a passage with an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST`
-are chosen on the development questions of benchmarks/collect_questions."""
+LEAST, LEAST_OF_WHOLE = 0.5, -1.0
+"""The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
+read, as of a list, whose lines a search scores lower than sentences of prose. `SIEVE`, `NEAR`,
+`FIT` and `LEAST` are chosen on the development questions of benchmarks/collect_questions."""
 BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
@@ -104,10 +105,12 @@ def make_log_odds_span_finder(
     that the passage contains an answer are high enough.
 
     Args:
-        min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
+        min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`, or with
+            `reread` `LEAST_OF_WHOLE`.
         reread: a passage is read again without the sentences of that span while it has an answer.
             Rereading finds each line of a list; in novels it adds wrong places."""
-    threshold = LEAST if min_log_odds is None else min_log_odds
+    least = LEAST_OF_WHOLE if reread else LEAST
+    threshold = least if min_log_odds is None else min_log_odds
 
     def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]

@@ -1,5 +1,7 @@
-"""The default reader: it answers with the most probable span of the passages that were found, and
-says with a calibrated probability how certain the answer is.
+"""The default reader. A model reads each passage with the question and attends in both directions;
+a trained head finds the log-odds that a passage contains the answer, and the first and the last
+token of the answer. The answer is the most probable span of the passages that were found, and a
+calibrated probability says how certain it is.
 
 A question that asks for more than a quotation, such as a summary, needs another reader model.
 """
@@ -8,26 +10,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import LoadedModel, parse_reference
 from esa_cli.models.files.checkpoint_files import convert_read_errors
+from esa_cli.models.text_passes.model_forward import compute_hidden_states
+from esa_cli.models.text_passes.text_forward import (
+    FusedForward,
+    LoraAdapter,
+    can_fuse_model,
+    iterate_groups,
+    pad_sequences,
+)
 from esa_cli.qa.answering.question_form import expand_ellipsis, validate_question, wants_free_text
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets.preset import COMBINATION, Preset, find_adapter_folder
-from esa_cli.qa.reading.passage_reader import (
-    PassagePrompt,
-    PassageReader,
-    PassageReading,
-    collapse_spaces,
-)
+from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
+from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
 """The number of tokens that are reserved for passages and answer."""
@@ -162,3 +175,348 @@ class SpanReader:
 
     def close(self) -> None:
         """Does nothing, as only readers on servers have connections."""
+
+
+# -- Reading passages
+
+MAX_TOKENS = 32
+"""The maximum number of tokens of a span."""
+PATIENCE = 3
+"""The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
+HEAD_NAMES = {"start", "end", "has", "bias"}
+
+
+def collapse_spaces(text: str) -> str:
+    """Returns the text in one line, with one space in place of each run of white space."""
+    return " ".join(text.split())
+
+
+def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Returns the beginning of a text, cut after a word, with at most `max_tokens` tokens."""
+    least = count_tokens("")
+    while text and (over := count_tokens(text) - max_tokens) > 0:
+        own = over + max_tokens - least
+        keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
+        space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
+        text = text[: space if 2 * space > keep else keep]
+    return text
+
+
+class EncodedPrompt(NamedTuple):
+    """The token ids of a prompt, the number of the passage's first token, and the characters
+    [start, end) of the passage, with collapsed spaces, that each token of the passage covers."""
+
+    ids: list[int]
+    first: int
+    offsets: list[tuple[int, int]]
+
+
+class PassagePrompt:
+    """Encodes prompts of a passage and a question by a template with `{passage}` and `{question}`,
+    whose last token is the one at which the model says whether the passage contains the answer."""
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        self.tokenizer, self.template = tokenizer, template
+
+    def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
+        """Encodes a prompt; runs of white space in question and passage become one space."""
+        texts = dict(zip(FIELDS, map(collapse_spaces, (passage, question)), strict=True))
+        parts = [
+            (texts.get(part, part), part == FIELDS[0])
+            for part in re.split(r"(\{passage\}|\{question\})", self.template)
+        ]
+        place = [is_passage for _, is_passage in parts].index(True)
+        start = sum(len(text) for text, _ in parts[:place])
+        end = start + len(parts[place][0])
+        out = self.tokenizer(
+            "".join(text for text, _ in parts), add_special_tokens=False,
+            split_special_tokens=True, return_offsets_mapping=True, verbose=False,
+        )  # fmt: skip
+        numbers = [n for n, (a, b) in enumerate(out["offset_mapping"]) if a < end and start < b]
+        spans = [out["offset_mapping"][n] for n in numbers]
+        offsets = [(max(a, start) - start, min(b, end) - start) for a, b in spans]
+        return EncodedPrompt(list(out["input_ids"]), numbers[0] if numbers else 0, offsets)
+
+    def count_answer_tokens(self, answer: str) -> int:
+        """Counts the tokens of an answer after a space."""
+        text = f" {collapse_spaces(answer)}"
+        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of a passage, with the log-probability that they are the answer."""
+
+    start: int
+    end: int
+    log_probability: float
+
+
+class PassageReading(NamedTuple):
+    """The log-odds that a passage contains the answer, and the passage's most probable span, or
+    None if the passage has no word."""
+
+    log_odds: float
+    span: Span | None
+
+
+class PassageReader:
+    """Reads passages with a model, its LoRA adapter and the adapter's head.
+
+    Without an adapter the model does not read: the span is the sentence that shares the most words
+    with the question, and all log-odds are 0.
+
+    Args:
+        head: the vectors (H,) `start`, `end` and `has`, whose products with a token's hidden state
+            are logits, and the `bias` (1,) of `has`.
+        context: the model's window in tokens; the ends of longer passages are not read.
+        fixed: whether model and adapter are no longer trained, so that fused weights are cached."""
+
+    def __init__(
+        self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None = None,
+        head: Mapping[str, Tensor] | None = None, context: int | None = None, *,
+        fixed: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.prompt, self.context = model, prompt, context
+        self._adapter, self._head, self._fuses = adapter, head, fixed and can_fuse_model(model)
+
+    @classmethod
+    def load(
+        cls, folder: Path | None, model: Any, prompt: PassagePrompt, context: int | None = None
+    ) -> PassageReader:
+        """Loads the adapter and the head of a model from a folder, or reads without them. Raises
+        ModelError: a file is missing, damaged or of another model."""
+        if folder is None:
+            return cls(model, prompt, context=context)
+        weight, size = next(model.parameters()), model.config.hidden_size
+        adapter = LoraAdapter.load(folder, model)
+        adapter.match_device_and_dtype(weight)
+        with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
+            head = load_file(folder / HEAD)
+            sizes = {name: len(tensor.flatten()) for name, tensor in head.items()}
+            if sizes != dict.fromkeys(HEAD_NAMES, size) | {"bias": 1}:
+                raise ValueError(f"{HEAD} must have {', '.join(sorted(HEAD_NAMES))} of the model")
+            if not all(tensor.isfinite().all() for tensor in head.values()):
+                raise ValueError(f"{HEAD} must have finite numbers")
+        head = {name: tensor.float().to(weight.device) for name, tensor in head.items()}
+        return cls(model, prompt, adapter, head, context, fixed=True)
+
+    @cached_property
+    def _fused(self) -> FusedForward:
+        return FusedForward(self.model, adapter=self._adapter)
+
+    def read_passages(self, question: str, passages: Sequence[str]) -> list[PassageReading]:
+        """Reads all passages, each with the same question, in a few forward calls."""
+        if self._head is None:
+            return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
+        prompts = [self.prompt.encode_prompt(question, self._clip(question, p)) for p in passages]
+        out: dict[int, PassageReading] = {}
+        with nullcontext() if self._adapter is None or self._fuses else self._adapter.apply():
+            order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
+            for group in iterate_groups(order):
+                states = self._compute_states([prompts[n].ids for n in group])
+                for n, rows in zip(group, states, strict=True):
+                    out[n] = self._find_answer(passages[n], prompts[n], rows)
+        return [out[n] for n in range(len(prompts))]
+
+    def _clip(self, question: str, passage: str) -> str:
+        if self.context is None:
+            return passage
+        encode = self.prompt.encode_prompt
+        return clip_text(passage, self.context, lambda text: len(encode(question, text).ids))
+
+    def _compute_states(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Returns hidden states (B, T, H) of B token sequences, padded to T tokens."""
+        ids, device = pad_sequences(sequences), self.model.device
+        lengths = torch.tensor([len(one) for one in sequences], device=device)
+        if self._fuses:
+            return self._fused.compute_states(ids, lengths)
+        layers = len(self.model.base_model.layers)
+        return compute_hidden_states(self.model, ids, layers, lengths)
+
+    def _find_answer(self, passage: str, prompt: EncodedPrompt, states: Tensor) -> PassageReading:
+        """Returns the log-odds and the span of a passage by the hidden states (T, H)."""
+        assert self._head is not None, "the adapter has a head"
+        head, end = self._head, prompt.first + len(prompt.offsets)
+        odds = states[len(prompt.ids) - 1] @ head["has"].flatten() + head["bias"]
+        logits = states[prompt.first : end] @ torch.stack((head["start"], head["end"])).T
+        collapsed = collapse_spaces(passage)
+        starts, ends = logits.T.cpu()
+        span = find_most_probable_span(collapsed, starts, ends, prompt.offsets)
+        if span is not None:
+            places = _map_collapsed_offsets(passage)
+            span = Span(places[span.start], places[span.end - 1] + 1, span.log_probability)
+        return PassageReading(float(odds), span)
+
+
+def find_most_probable_span(
+    passage: str, start_logits: Tensor, end_logits: Tensor, offsets: Sequence[tuple[int, int]]
+) -> Span | None:
+    """Finds the span of a passage with the highest product of the probabilities of its first and
+    its last token, which starts and ends at words. Returns None for a passage without words.
+
+    Args:
+        passage: with collapsed spaces.
+        start_logits, end_logits: (n,), of the n tokens of the passage.
+        offsets: the characters [start, end) of each token."""
+    words = WordBoundaries(passage)
+    starts = [start + (passage[start:end][:1] == " ") for start, end in offsets]
+    ends = [end for _, end in offsets]
+    can_start = torch.tensor([
+        start < end and words.can_start_span(start)
+        for start, end in zip(starts, ends, strict=True)
+    ], dtype=torch.bool)  # fmt: skip
+    can_end = torch.tensor([
+        passage[end - 1] != " " and words.can_end_span(end) for end in ends
+    ], dtype=torch.bool)  # fmt: skip
+    scores = start_logits.log_softmax(0)[:, None] + end_logits.log_softmax(0)
+    longest = MAX_TOKENS * (PATIENCE if words.spaceless else 1)
+    allowed = (can_start[:, None] & can_end).triu().tril(longest - 1)
+    if not allowed.any():
+        return None
+    best = int(scores.masked_fill(~allowed, -torch.inf).argmax())
+    first, last = divmod(best, len(offsets))
+    span = words.extend_span(starts[first], ends[last])
+    return Span(*span, float(scores[first, last]))
+
+
+def _find_matching_sentence(question: str, passage: str) -> Span | None:
+    """Finds the first sentence of a passage that shares the most words with a question."""
+    words = [start for start, _ in find_shared_words(passage, question)]
+    sentences = find_sentence_spans(passage)
+    counts = [sum(start <= word < end for word in words) for start, end in sentences]
+    if not any(map(str.isalnum, passage)):
+        return None
+    return Span(*sentences[counts.index(max(counts))], 0.0)
+
+
+def _map_collapsed_offsets(passage: str) -> list[int]:
+    """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
+    places: list[int] = []
+    for word in re.finditer(r"\S+", passage):
+        places += range(word.start() - bool(places), word.end())  # with the space before it
+    return places
+
+
+# -- Where a quotation may start and end
+
+MONEY = r"[$¢£¤¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼＄￡￥￦]"
+_FREE = r"(?<![^\s(\[{<\"'“”‘’«»„;,=|—`*_])"
+"""A sign follows nothing, white space or an opening mark: `3-5` and `and/or` have no sign."""
+SIGN = re.compile(
+    rf"{_FREE}(?:"
+    # -5, −5, .5, ~5, -.5, -$5, ¥500, #5, +49; no dash of `1914 –1918`
+    rf"(?:[-−+±~≈<>≤≥#]|(?<!\d\s)–|{MONEY})*\.?(?=\d)"
+    # (555) 1, (030) 12
+    r"|\((?=\+?(?:\d{1,3}|0\d+)\)\s?\d)"
+    # --keep, -v, #include, @name, /etc, //server, \alpha, ./run, ../up, .gitignore, ~/notes
+    r"|(?:--?|#|@|//?|\\\\?|~/|\.{1,2}/|\.)(?=[^\W\d])"
+    r")"
+)
+"""Matches the sign before a word, which belongs to the word and may be empty."""
+UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
+"""Matches a unit that follows a number without a space."""
+QUOTES = {"`": "`", '"': '"', "”": "“", "’": "‘", "»": "«"}
+"""Maps closing quotation marks to opening ones."""
+PAIRS = {"(": ")", "[": "]", "{": "}"}
+_SPACELESS = re.compile(SPACELESS_CHARACTER)
+_MONEY = re.compile(MONEY)
+_POSSESSIVE = re.compile(r"['’]s\b")
+_JOINERS = "\u200c\u200d\u00ad"
+_BEFORE_CONSONANTS = "เแโใไເແໂໃໄ"
+"""Vowels of Thai and Lao that are written before their consonant."""
+_AFTER_CONSONANTS = "ะาำๅๆະາຳໆ"
+_SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶー々ゝゞヽヾ"
+
+
+class WordBoundaries:
+    """Finds where spans of a text may start and end: at words, which include signs and units, such
+    as `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Whether the text has a script without spaces between words.
+        self.spaceless = bool(_SPACELESS.search(text))
+        signs = [sign.span() for sign in SIGN.finditer(text) if sign[0]]
+        self._signs = {end: start for start, end in signs}
+        self._sign_starts = {start for start, _ in signs}
+        self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
+
+    def can_start_span(self, offset: int) -> bool:
+        """Whether a span may start at character `offset`: where a word or a word's sign starts."""
+        here, before = self.text[offset : offset + 1], self.text[max(0, offset - 1) : offset]
+        if offset in self._sign_starts or offset in self._signs:
+            return True
+        if not here or offset in self._inside_signs or _joins_previous_char(here):
+            return False
+        if _SPACELESS.match(here):
+            return not _are_in_one_word(before, here)
+        if _MONEY.match(here):
+            return not _is_word_char(before)
+        if not _is_word_char(here) or self._is_joining_mark(offset - 1, "'’°.,:-"):
+            return False
+        return not _is_word_char(before) or bool(_SPACELESS.match(before))
+
+    def can_end_span(self, offset: int) -> bool:
+        """Whether a span may end before character `offset`: where a word ends, or anywhere between
+        the characters of a script without spaces that can be divided."""
+        before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
+        if not before or offset in self._inside_signs or offset in self._signs:
+            return False
+        if not after:
+            return True
+        if _joins_previous_char(after) or self._is_joining_mark(offset - 1):
+            return False
+        if _SPACELESS.match(after):
+            return not (_SPACELESS.match(before) and _are_in_one_word(before, after))
+        possessive = _POSSESSIVE.match(self.text, offset)
+        if _SPACELESS.match(before) or not _is_word_char(before) or possessive:
+            return True
+        return not (_is_word_char(after) or self._is_joining_mark(offset))
+
+    def extend_span(self, start: int, end: int) -> tuple[int, int]:
+        """Extends a span by an adjacent sign or unit, and by missing closing brackets. A quotation
+        mark at the end that closes nothing in the span is left out."""
+        start, last = self._signs.get(start, start), self.text[end - 1]
+        opening = QUOTES.get(last)
+        if opening is not None and opening not in self.text[start : end - 1] and end - start > 1:
+            end -= 1
+        if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
+            end = unit.end()
+        missing: list[str] = []
+        for mark in self.text[start:end]:
+            if mark in PAIRS:
+                missing.append(PAIRS[mark])
+            elif missing and mark == missing[-1]:
+                missing.pop()
+        while missing and self.text[end : end + 1] == missing.pop():
+            end += 1
+        return start, end
+
+    def _is_joining_mark(self, offset: int, marks: str = "'’°.,:") -> bool:
+        """Whether character `offset` is a mark inside a word or number, as in `1,306`."""
+        if offset < 1 or self.text[offset] not in marks:
+            return False
+        before, after = self.text[offset - 1], self.text[offset + 1 : offset + 2]
+        if self.text[offset] in ".,:":
+            return before.isdecimal() and after.isdecimal()
+        return _is_word_char(before) and _is_word_char(after)
+
+
+def _is_word_char(character: str) -> bool:
+    """Whether a character is a letter, a digit, `_`, a combining mark, or a joiner."""
+    return character.isalnum() or character == "_" or _joins_previous_char(character)
+
+
+def _joins_previous_char(character: str) -> bool:
+    """Whether a character combines with the previous one, as combining marks and joiners do."""
+    if not character or character.isascii():
+        return False
+    return unicodedata.category(character)[0] == "M" or character in _JOINERS + _AFTER_CONSONANTS
+
+
+def _are_in_one_word(before: str, after: str) -> bool:
+    """Whether two adjacent characters of a script without spaces always belong to one word."""
+    if not before:
+        return False
+    katakana = all("\u30a1" <= one <= "\u30ff" and one != "・" for one in (before, after))
+    return katakana or before in _BEFORE_CONSONANTS or after in _SMALL_KANA

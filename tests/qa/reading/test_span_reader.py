@@ -19,17 +19,18 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.passage_reader import (
+from esa_cli.qa.reading.reader import SamplingParams
+from esa_cli.qa.reading.span import (
+    AnswerCombination,
     PassagePrompt,
     PassageReader,
     PassageReading,
     Span,
+    SpanReader,
     clip_text,
     collapse_spaces,
     find_most_probable_span,
 )
-from esa_cli.qa.reading.reader import SamplingParams
-from esa_cli.qa.reading.span import AnswerCombination, SpanReader
 
 __all__ = ["byte_level", "byte_model"]
 

@@ -9,9 +9,8 @@ import unicodedata
 import pytest
 import torch
 
-from esa_cli.qa.reading import passage_reader
-from esa_cli.qa.reading.passage_reader import find_most_probable_span
-from esa_cli.qa.reading.word_boundaries import QUOTES, WordBoundaries
+from esa_cli.qa.reading import span
+from esa_cli.qa.reading.span import QUOTES, WordBoundaries, find_most_probable_span
 
 PASSAGES = [
     "Ahab",
@@ -41,7 +40,7 @@ def cut(passage: str, seed: int) -> list[tuple[int, int]]:
 def test_the_span_is_the_best_of_a_loop(
     passage: str, seed: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passage_reader, "MAX_TOKENS", longest)
+    monkeypatch.setattr(span, "MAX_TOKENS", longest)
     torch.manual_seed(seed)
     offsets, words = cut(passage, seed), WordBoundaries(passage)
     starts, ends = 2 * torch.randn(2, len(offsets))
