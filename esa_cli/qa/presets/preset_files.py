@@ -26,9 +26,8 @@ FORMER = {
 
 def find_shipped_preset_folder() -> Path:
     """Returns the folder of shipped presets, which is beside the package in a source checkout."""
-    package = Path(__file__).parents[2]
-    inside = package / "presets"
-    return inside if inside.is_dir() else package.parent / "presets"
+    inside = Path(__file__).parents[2] / "presets"
+    return inside if inside.is_dir() else inside.parents[1] / "presets"
 
 
 def get_user_preset_folder() -> Path:
