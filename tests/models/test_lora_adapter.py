@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_files import new_adapter, save_adapter
+from adapter_files import save_adapter
 from conftest import ModelFactory
 from safetensors.torch import load_file
+from tiny_reader import make_random_adapter
 
 from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 
@@ -20,21 +21,13 @@ def model(make_model: ModelFactory) -> Any:
     return make_model("llama")
 
 
-def random_adapter(model: Any) -> LoraAdapter:
-    adapter = new_adapter(model, rank=3, alpha=6, seed=1)
-    torch.manual_seed(2)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(std=0.1)
-    return adapter
-
-
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.arange(12)[None]).logits
 
 
 def test_active_until_the_block_ends(model: Any) -> None:
-    before, adapter = logits(model), random_adapter(model)
+    before, adapter = logits(model), make_random_adapter(model)
     with adapter.apply():
         adapted = logits(model)
     assert torch.equal(logits(model), before)
@@ -46,7 +39,7 @@ def test_active_until_the_block_ends(model: Any) -> None:
 
 
 def test_folder_round_trip(model: Any, tmp_path: Path) -> None:
-    adapter = random_adapter(model)
+    adapter = make_random_adapter(model)
     save_adapter(adapter, tmp_path, "a/model")
     again = LoraAdapter.load(tmp_path, model)
     assert again.scale == adapter.scale

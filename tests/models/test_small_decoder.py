@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 from safetensors.torch import load_file, save_file
-from test_lora_adapter import random_adapter
+from tiny_reader import make_random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.loading import plain_decoder
@@ -69,7 +69,7 @@ def test_states_are_those_of_the_model(
 ) -> None:
     """Of a padded batch; with attention in both directions each sequence is as it is alone."""
     model = lively(make_model(family))
-    adapter = random_adapter(model)
+    adapter = make_random_adapter(model)
     ids, lengths = tokens(2, 13), torch.tensor([13, 8])
     given = lengths if both_ways else None
     found = FusedForward(model, adapter=adapter if adapted else None).compute_states(ids, given)
@@ -175,7 +175,7 @@ def test_it_computes_what_the_model_does(
     assert [name for name, _ in own] == [name for name, _ in theirs]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(own, theirs, strict=True))
     assert plain.state_dict().keys() == model.state_dict().keys()
-    adapter, ids = random_adapter(model), tokens(2, 13)
+    adapter, ids = make_random_adapter(model), tokens(2, 13)
     for used in (None, adapter):
         same = None if used is None else LoraAdapter(plain, used.matrices, used.scale)
         one, other = FusedForward(plain, adapter=same), FusedForward(model, adapter=used)

@@ -15,6 +15,7 @@ from tiny_reader import save_tiny_reader
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
+from esa_cli.qa.answering.question_form import find_referenced_turn
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
@@ -155,6 +156,8 @@ def test_more_than_a_quotation_needs_a_reader(loaded: Any) -> None:
         assert (reply.text == NEEDS_READER) is not answered
         assert not reply.doubtful
         assert "Ahab" in reply.evidence[0].text
+    history = [Turn("Summarise what Ahab does.", NEEDS_READER)]
+    assert find_referenced_turn("When does he do it?", history) == history[0].question
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Summarise it."])

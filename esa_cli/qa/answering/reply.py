@@ -60,7 +60,7 @@ _NOT_TOLD = re.compile(
 
 def says_nothing_found(answer: str) -> bool:
     """Whether an answer says that nothing was found, in the words of esa or of another model."""
-    return bool(_NOT_TOLD.match(answer))
+    return answer == NEEDS_READER or bool(_NOT_TOLD.match(answer))
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ class Reply:
     @property
     def doubtful(self) -> bool:
         """Whether no answer was found, although the reply's text does not say "nothing found"."""
-        told = says_nothing_found(self.text) or self.text == NEEDS_READER
-        return not self.found and not told
+        return not self.found and not says_nothing_found(self.text)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
