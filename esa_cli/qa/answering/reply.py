@@ -46,7 +46,7 @@ class HeatMap(NamedTuple):
 
 NOT_TOLD = "Nothing found that answers."
 """The answer if no passage contains an answer: it speaks of the search, not of the documents."""
-NEEDS_READER = "This asks for more than a quotation: choose a model that writes it with --reader."
+NEEDS_READER = "This asks for more than a quotation: a model of --reader can write it."
 """The answer of the default reader to a request such as "Summarise ..."."""
 Certainty = Literal["answer", "perhaps", "nothing"]
 """How certain an answer is: right at least 85 times in 100, less often, or nothing was found."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from command import TINY, Esa, fail
 
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND
-from esa_cli.qa.answering.reply import NOT_TOLD, says_nothing_found
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND, format_passage_line
+from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, says_nothing_found
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.span import AnswerCombination
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -126,6 +127,16 @@ def test_an_uncertain_answer_is_marked(esa: Esa, note: str) -> None:
     result = esa(*ask)
     assert result.out == f"perhaps: {data['answer']}\n"
     assert f"»{data['answer']}«" in result.err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_quotation_is_visible_in_the_line_of_its_passage(width: int) -> None:
+    text = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 9}"
+    start = text.index("Bottle")
+    passage = Passage("notes.md", "notes.md", None, 13, None, 50, 50 + len(text), text)
+    line = format_passage_line(passage, width, Quotation("notes.md", 50 + start, 56 + start))
+    assert "»Bottle«" in line
+    assert len(line) <= width
 
 
 def test_words_that_the_documents_do_not_say() -> None:

@@ -59,13 +59,15 @@ def format_passage_line(
     that contains the answer's quotation is shown from the quoted sentence on, with »marks«."""
     from rich.cells import cell_len, set_cell_size
 
-    words = passage.text
+    words, place = passage.text, format_passage_place(passage, answer_found)
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if quotation and passage.start <= at < passage.end:
         first, last = at - passage.start, quotation.end - passage.start
         start = SentenceSplitter(words).find_sentence_around(first)[0]
-        words = f"{words[start:first]}»{words[first:last]}«{words[last:]}"
-    place = format_passage_place(passage, answer_found)
+        before, room = words[start:first], max(0, width - len(place) - 8 - (last - first))
+        if len(before) > room:  # what stands farther before the quotation makes room for it
+            before = f"…{before[len(before) - room :].partition(' ')[2]}"
+        words = f"{before}»{words[first:last]}«{words[last:]}"
     text = strip_control_chars(f"  {place}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
