@@ -20,7 +20,7 @@ from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, UsageError
 from esa_cli.system.files import convert_to_esa_error
 
 GROUPS = {
-    "Ask": ("ask", "find", "collect", "chat", "batch"),
+    "Ask": ("ask", "find", "collect", "outline", "chat", "batch"),
     "Library": ("ingest", "library"),
     "Serve": ("serve", "mcp"),
     "Set up": ("demo", "models", "presets", "plan", "doctor"),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-    from esa_cli.qa.reading.reader import Reader
+    from esa_cli.qa.reading.reader import Reader, SamplingParams
     from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library, LibraryEntry
     from esa_cli.system.progress import Progress
@@ -262,7 +262,7 @@ class Esa:
         self, question: str, books: Sequence[Book], *, history: Sequence[Turn] = (),
         max_new_tokens: int | None = None, temperature: float | None = None,
         top_p: float | None = None, seed: int | None = None, evidence: int = 3,
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], None] | None = None, progress: Progress | None = None,
     ) -> Reply:  # fmt: skip
         """Answers one question about one or more ingested documents.
 
@@ -272,6 +272,7 @@ class Esa:
                 change quotations, which are always the most probable.
             on_text: called with each piece of the answer; its exceptions end the answer and pass
                 through, and the model stays usable.
+            progress: called with (parts read, all parts) while a reader summarises a long section.
 
         Raises UsageError: there is no book, one that must be ingested is not, the question is
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
@@ -309,22 +310,48 @@ class Esa:
         limits = choose_sampling_options(self.preset.generation, *options)
         sampling = SamplingParams(*limits, seed)
         asked = self.spans.check_length(question)
-        passages = self._rank_passages_for_question(question, placed, history)
-        reader: Reader = self.spans
-        if self.reader is not None and passages:
-            reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
-        with self.run_without_method():
-            reply = reader.answer(question, passages, history, sampling, forward_text_piece)
-        passages, weights = compute_passage_weights(passages, placed)
+        free = replace(sampling, max_new_tokens=max_new_tokens)
+        reply = self._answer_about_section(question, placed, free, forward_text_piece, progress)
+        if reply is None:
+            passages = self._rank_passages_for_question(question, placed, history)
+            reader: Reader = self.spans
+            if self.reader is not None and passages:
+                reader, sampling = self.reader, free
+            with self.run_without_method():
+                reply = reader.answer(question, passages, history, sampling, forward_text_piece)
+            reply = replace(reply, evidence=tuple(passages), answered_from="text")
+        passages, weights = compute_passage_weights(reply.evidence, placed)
         self._last = books, weights
         foreign = self.search.get_passage_finder(placed).list_foreign_languages()
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
-            total_s=time.perf_counter() - started, answered_from="text",
+            total_s=time.perf_counter() - started,
             read=all(book.index is not None for book in books),
             foreign_languages=tuple(foreign),
         )  # fmt: skip
+
+    def _answer_about_section(
+        self, question: str, books: Sequence[Book], sampling: SamplingParams,
+        on_text: Callable[[str], None], progress: Progress | None,
+    ) -> Reply | None:  # fmt: skip
+        """Answers a request for the contents of a chapter, section or document, with its parts as
+        evidence; returns None for other questions."""
+        from esa_cli.qa import sections
+
+        asked = sections.find_asked_section(question, [book.document for book in books])
+        if asked is None or self.preset.answer.form == "span":
+            return None
+        book, library, folder = books[asked.document], self.documents.library, None
+        with self.run_without_method():
+            if self.reader is None:
+                return sections.quote_section(self.search, book, asked)
+            if self.documents.keep and library is not None and library.exists:
+                folder = library.root / "summaries"
+            return sections.summarise_section(
+                self.reader, question, book.document, asked.section, sampling, on_text,
+                folder=folder, progress=progress,
+            )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
         """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""

@@ -375,6 +375,11 @@ class LazyPassageFinder:
         ranged = add_token_ranges(books)
         return PassageSearch().search_passages(question, ranged, max_count, min_score)
 
+    @property
+    def search(self) -> PassageSearch:
+        """The search of the loaded model, or by words."""
+        return self._lazily_loaded_esa.search if self.is_loaded else PassageSearch()
+
     @cached_property
     def _indexed_text_digests(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""

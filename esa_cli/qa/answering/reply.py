@@ -73,7 +73,8 @@ class Reply:
         certainty, probability: of the text as the answer; None if another model wrote the text.
         first_token_s, total_s: seconds from the question to the first token, and to the end.
         cut: whether the answer reached its maximum length.
-        answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
+        answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read;
+            `section`: a whole chapter, section or document.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
         foreign_languages: of the documents, for which the default models were not trained."""
@@ -86,7 +87,7 @@ class Reply:
     first_token_s: float = 0.0
     total_s: float = 0.0
     cut: bool = False
-    answered_from: Literal["rows", "text"] = "rows"
+    answered_from: Literal["rows", "text", "section"] = "rows"
     quotation: Quotation | None = None
     read: bool = True
     certainty: Certainty | None = None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
+from esa_cli.documents.outline import find_contents
 from esa_cli.errors import UsageError
 from esa_cli.qa.finding.finder import (
     Finder,
@@ -160,6 +161,7 @@ class PassageFinder:
         texts = [document.text for document in self.documents]
         self.index = LexicalIndex(texts, [book.words for book in books])
         self._has_names = capitals_indicate_names(texts)
+        self._in_contents = find_windows_in_contents(self.documents, self.index)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
         # Of each book with a token index: its windows, their tokens [first, last), and its keys.
@@ -244,7 +246,7 @@ class PassageFinder:
 
     def pick_best_passages(self, scores: WindowScores, count: int) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more."""
-        picked, overlapping = list[int](), set[int]()
+        picked, overlapping = list[int](), set(self._in_contents)
         bm25_count = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((scores.total, count - bm25_count), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
@@ -282,6 +284,16 @@ class PassageFinder:
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
         return Passage.cut_from(document, window.start, window.end, score=score)
+
+
+def find_windows_in_contents(documents: Sequence[Document], index: LexicalIndex) -> set[int]:
+    """Returns the numbers of the windows in contents pages and indexes, which answer nothing."""
+    contents = [find_contents(document) for document in documents]
+    return {
+        number
+        for number, (window, document) in enumerate(zip(index.windows, index.documents, strict=True))
+        if any(start <= (window.start + window.end) // 2 < end for start, end in contents[document])
+    }
 
 
 def standardise_scores(scores: Tensor) -> Tensor:

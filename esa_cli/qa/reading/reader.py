@@ -52,6 +52,10 @@ class Reader(Protocol):
     def nbytes(self) -> int:
         """How many bytes of local memory the reader's weights take in addition to the finder's."""
 
+    @property
+    def window_tokens(self) -> int:
+        """The number of tokens of prompt and answer together that the model can process."""
+
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
@@ -114,7 +118,7 @@ class ChatReader:
             before = f"{SYSTEM}\n\n{prompt.before}"
             self.prompt = PromptEncoder(loaded.tokenizer, Prompt(before=before, after=prompt.after))
         settings = self.model.config.get_text_config()
-        self._window = int(getattr(settings, "max_position_embeddings", None) or 2**31)
+        self.window_tokens = int(getattr(settings, "max_position_embeddings", None) or 2**31)
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +130,7 @@ class ChatReader:
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         """Answers as `Reader.answer` describes, from as many passages as fit into the context."""
-        limit = sampling.max_new_tokens or min(MAX_TOKENS, self._window // 4)
+        limit = sampling.max_new_tokens or min(MAX_TOKENS, self.window_tokens // 4)
         ids = self.encode_prompt(question, passages[:MAX_PASSAGES], history, limit)
         streamer = AnswerStreamer(self.prompt.tokenizer, on_text)
         generate(
@@ -150,11 +154,11 @@ class ChatReader:
         after += prompt.encode_question(question, is_followup=bool(history))
         for count in range(len(passages), 0, -1):
             ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
-            if len(ids) + max_answer_tokens <= self._window:
+            if len(ids) + max_answer_tokens <= self.window_tokens:
                 return ids
         kind = HistoryError if history else LengthError
         raise kind(
             f"the question, a passage and the answer take {len(ids) + max_answer_tokens:,} tokens; "
-            f"the window of the reader {self.name} has {self._window:,} tokens",
+            f"the window of the reader {self.name} has {self.window_tokens:,} tokens",
             "ask a shorter question, or choose a reader with a larger window",
         )

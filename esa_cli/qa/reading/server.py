@@ -28,6 +28,8 @@ TRIES = 4
 BACKOFF_S = 0.5
 MAX_WAIT_S = 30.0
 RETRIED = (429, 500, 502, 503)
+DEFAULT_WINDOW = 4096
+"""The window in tokens of a server that does not tell it; Ollama cuts longer prompts silently."""
 MAX_MESSAGE = 200
 """The maximum number of characters that are shown of a server's message."""
 RENAMED = {
@@ -63,7 +65,7 @@ class ServerReader:
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
-    nbytes = 0
+    nbytes, window_tokens = 0, DEFAULT_WINDOW
 
     def __init__(
         self, url: str, key: str | None = None, model: str | None = None,
@@ -177,6 +179,9 @@ class ServerReader:
             if response.status_code != 200:
                 raise self._make_refusal_error(response)
             models = json.loads(response.content).get("data") or ()
+            for one in models:
+                if str(one["id"]) == (self.name or str(models[0]["id"])):  # as vLLM tells it
+                    self.window_tokens = int(one.get("max_model_len") or DEFAULT_WINDOW)
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             broken = BrokenAnswerError("the answer is not the JSON of a list of models")

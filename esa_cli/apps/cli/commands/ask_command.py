@@ -25,6 +25,7 @@ from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
+from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import DocumentOpener
@@ -216,11 +217,19 @@ class AskCommandRun:
         # The default reader answers at once, so that the passages can come first.
         streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
         reporter.show_spinner("answering")
+        show_parts: Progress | None = None
+
+        def show_progress(read_parts: int, all_parts: int) -> None:
+            nonlocal show_parts
+            show_parts = show_parts or reporter.start_progress("reading the whole section", "parts")
+            show_parts(read_parts, all_parts)
+
         reply = self.esa.ask(
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
             on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None,
+            progress=show_progress,
             **self.generation,
         )
         reporter.clear_spinner()
@@ -230,7 +239,10 @@ class AskCommandRun:
             answer_output.print_answer_and_passages(
                 reply, opts.choose_passage_count(), reporter, is_printed=streams
             )
-            if reply.foreign_languages and self.esa.reader is None:
+            if reply.answered_from == "section":
+                if self.esa.reader is None:
+                    reporter.show_note("  --reader MODEL writes a summary of the whole text")
+            elif reply.foreign_languages and self.esa.reader is None:
                 reporter.show_note(
                     f"  the documents are in {' and '.join(reply.foreign_languages)}; finder and "
                     "reader were trained on English: --reader MODEL may answer better"

@@ -99,6 +99,8 @@ def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporte
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
+    if reply.answered_from == "section":  # its text names the places
+        return
     if reply.evidence[:passage_count]:
         nearest = reply.certainty == "perhaps" or not reply.found
         reporter.show_note("  the nearest passages:" if nearest else WEIGHTS)

@@ -1,0 +1,309 @@
+"""Answers requests for the contents of a chapter, section or document: "Summarise chapter 3".
+
+The section is found by its number or title, before any search. A reader model gets the whole
+section, in parts if it is long (map), and then the summaries of the parts (reduce). Without a
+reader, the beginning or the most central sentences of the section are quoted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esa_cli.documents.document import Document
+from esa_cli.documents.outline import (
+    CHINESE,
+    KINDS,
+    WORD,
+    Section,
+    find_sections,
+    fold,
+    parse_number,
+)
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.finding.finder import compute_window_products
+from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, find_token_bounds
+from esa_cli.qa.finding.words import list_sentence_words
+from esa_cli.qa.reading.reader import MAX_PASSAGES, MAX_TOKENS, Reader, SamplingParams
+from esa_cli.system.jsonl import ResultsFile
+from esa_cli.system.progress import Progress
+from esa_cli.system.text import digest_text
+
+_REQUEST = re.compile(
+    r"(?:please |(?:can|could) you (?:please )?)?(?:"
+    r"(?P<says>what (?:does|do) (?=.* (?:say|state|contain|cover)$)|was sagt |was steht in |"
+    r"que dit |que dice )|"
+    r"summari[sz]e |outline |describe |explain |tell me about |recap |"
+    r"(?:give|write)(?: me)? (?:an? |the )?(?:\w+ )?(?:summary|outline|overview|account) of |"
+    r"what (?:happens|happened|is said|is told) in |what (?:i?s|stands) in |what (?:is|are) (?=.* about$)|"
+    r"fasse? |was (?:passiert|geschieht) in |worum geht es in |"
+    r"resume[rz]? |que se passe t il dans |de quoi (?:parle|traite) |"
+    r"resum[ae]n? |que (?:pasa|ocurre|sucede) en |de que trata )"
+    r"(?:(?:the|der|die|das|den|dem|le|la|l|el|los) )?(?P<object>.*)"
+)
+"""Matches a folded request for the contents of something."""
+_ABOUT_ANYTHING = re.compile(r"(?i:\W*(?:please |can you |could you )*(?:describe|explain|tell)\b)")
+_CHINESE_REQUEST = re.compile("总结|總結|概括|概述|[讲講说說写寫]了?什[么麼]|内容|內容")
+_AFTER_OBJECT = re.compile(
+    r" (?:say|tell us|state|contain|cover|(?:talk )?about|deal with|zusammen|please|briefly"
+    r"|in (?:\w+ ){1,3}(?:sentences?|words?|lines?|paragraphs?)"
+    r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
+)
+_WHOLE = frozenset(
+    f"{before}{noun}"
+    for noun in "it book document text file novel report paper buch dokument livre libro".split()
+    for before in ("", "this ", "whole ", "entire ", "ganze ", "ganzen ", "dieses ")
+)
+_LINKS = frozenset("of in from the and der die das des du de la le el los i".split())
+_LAST = frozenset("last final letzte letztes letzten dernier derniere ultimo ultima".split())
+_LEVELS = {name: level for name, level in KINDS.values()}
+COUNT, MAX_BEGINNING = 4, 700
+"""The number of central sentences that are quoted, and the most characters of a beginning."""
+CHOSEN, COMPARED = 24, 300
+"""The number of sentences, chosen by their words, of which the late interaction with the others of
+the section decides which are central; and the number of these others, of longer sections."""
+SENTENCE_WORDS = range(8, 51)
+TOKEN_BYTES, PROMPT_TOKENS, MAX_WINDOW = 3, 300, 32_768
+"""The bytes of text that fill at most a token of any model; tokens of a prompt without passages;
+the largest part of a model's window that is used."""
+PART = "Summarise this text, part {number} of {count} of {section}, in some sentences."
+TOGETHER = "{question}\n(The passages are summaries of the parts of {section}, in their order.)"
+
+
+class AskedSection(NamedTuple):
+    """The section that a question asks for, in document number `document`.
+
+    Args:
+        says: whether its words are asked for ("What does section 3 say?"), not a summary.
+        others: the number of other sections that the question may mean."""
+
+    document: int
+    section: Section
+    says: bool
+    others: int
+
+
+def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSection | None:
+    """Returns the section whose contents a question asks for, by its number or title, or the whole
+    of a single document; None for other questions."""
+    request = _REQUEST.match(fold(question))
+    if request is None and not _CHINESE_REQUEST.search(question):
+        return None
+    wanted, shorter = request["object"] if request else "", ""
+    while shorter != wanted:
+        wanted, shorter = _AFTER_OBJECT.sub("", wanted), wanted
+    says, names = bool(request and request["says"]), " ".join(one.name for one in documents)
+    found = [
+        (number, section)
+        for number, document in enumerate(documents)
+        for section in find_named_sections(question, wanted, find_sections(document), names)
+    ]
+    if not found and len(documents) == 1 and wanted in {fold(Path(names).stem), *_WHOLE}:
+        whole = Section(names, names, "", "", 0, 0, len(documents[0].text))
+        return AskedSection(0, whole, says, 0)
+    # A heading without a text below is a line of a contents page that was not recognised.
+    longest = max((one.end - one.start for _, one in found), default=0)
+    found = [one for one in found if 10 * (one[1].end - one[1].start) >= longest]
+    return AskedSection(*found[0], says, len(found) - 1) if found else None
+
+
+def find_named_sections(
+    question: str, wanted: str, sections: Sequence[Section], names: str = ""
+) -> list[Section]:
+    """Returns the sections that a question names by number, as in `chapter 3 of book 2`, or by
+    title: `wanted`, folded. `names` are words of the question that do not matter, as of files."""
+    sections = [one for one in sections if not one.is_contents]
+    references = sorted(_iterate_references(question), key=lambda one: _LEVELS[one[0]])
+    known = {*_LINKS, *_LAST, *fold(names).split()}
+    others = [word for word in wanted.split() if word not in KINDS and word not in known]
+    others = [word for word in others if not (parse_number(word) or parse_number(word.upper()))]
+    if references and len(others) > 2:
+        return []  # "Explain what Jim finds in chapter 3"
+    found, inside = list[Section](), sections
+    for kind, number in references:
+        # Chapters may have numbers alone, and other names where there are no chapters.
+        kinds = ({kind}, {""}, {name for name, level in _LEVELS.items() if level > 1})
+        for fitting in kinds if _LEVELS[kind] > 1 else kinds[:1]:
+            found = [one for one in inside if one.kind in fitting and one.number]
+            found = [one for one in found if number in (one.number, "last")]
+            if found:
+                break
+        found = found[-1:] if number == "last" else found
+        inside = [one for one in sections if any(_contains(outer, one) for outer in found)]
+    if references or not wanted:
+        return found
+    named = wanted.split()[0] in KINDS
+    title = _without_article(wanted.partition(" ")[2] if named else wanted)
+    if not named and " " not in title and _ABOUT_ANYTHING.match(question):
+        return []  # "Describe Ahab"
+    return [
+        one
+        for one in sections
+        for heading in (fold(one.heading), _without_article(fold(one.title)))
+        if wanted in (heading, fold(one.number))
+        or (title and title == heading)
+        or (named and heading.startswith(f"{wanted} "))
+    ]
+
+
+def _without_article(folded_title: str) -> str:
+    return re.sub("^(?:the|an?|der|die|das|le|la|l|el) ", "", folded_title)
+
+
+def _contains(outer: Section, inner: Section) -> bool:
+    return outer.start <= inner.start < outer.end and outer != inner
+
+
+def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
+    """Yields kind and number of each section in a question: chapter 3, third chapter, 第三章."""
+    for found in CHINESE.finditer(question):
+        yield KINDS[found[2]][0], parse_number(found[1])
+    words = [word for word in WORD.findall(question) if word != "the"]  # `book the second`
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if kind := KINDS.get(fold(word) or word):
+            number = parse_number(after) or parse_number(after.upper())
+            if not number and before[:1].isdigit():
+                number = re.sub(r"\D.*", "", before)  # the 3rd chapter
+            number = number or parse_number(before) or "last" * (fold(before) in _LAST)
+            if number:
+                yield kind[0], number
+
+
+def find_central_sentences(
+    search: PassageSearch, book: Book, section: Section, count: int = COUNT
+) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of the most central sentences of a section, in their
+    order: of those with many frequent words of the section, the ones with the highest mean late
+    interaction with all its sentences. Without a token index the words alone decide."""
+    text, table = book.document.text, book.words or list_sentence_words(book.document.text)
+    spans, counts = table.spans.tolist(), table.counts.tolist()
+    own = [n for n, (start, end) in enumerate(spans) if section.start <= start < section.end]
+    words = {n: set(table.ids[table.ends[n] : table.ends[n + 1]].tolist()) for n in own}
+    frequency = Counter(word for n in own for word in words[n])
+    everywhere = Counter(table.ids.tolist())
+
+    def rate_words(n: int) -> float:
+        rare = (math.log(len(spans) / everywhere[word]) for word in words[n])
+        weights = zip(words[n], rare, strict=True)
+        return sum(math.log(1 + frequency[w]) * r for w, r in weights) / (6 + len(words[n]))
+
+    whole = [n for n in own if counts[n] in SENTENCE_WORDS and text[spans[n][1] - 1] not in ",:;"]
+    best = sorted(whole or own, key=rate_words, reverse=True)[:CHOSEN]
+    step = 1 + len(own) // COMPARED
+    others = torch.tensor([spans[n] for n in own[::step]]).reshape(-1, 2)
+    scores = dict[int, float]()
+    with torch.inference_mode():
+        for n in best if book.index is not None and len(best) > count else ():
+            reduced = search.encode_question(text[slice(*spans[n])], [book])
+            if reduced is not None:
+                bounds = find_token_bounds(book.spans, others)
+                products = compute_window_products(reduced.queries, book.index, *bounds)
+                scores[n] = float((products @ reduced.weights).mean())
+    best = sorted(best, key=lambda n: -scores.get(n, 0.0))
+    return [tuple(spans[n]) for n in sorted(best[:count])]
+
+
+def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Reply:
+    """Returns a reply without a reader: where a section begins, and its first or most central
+    sentences, quoted."""
+    document, section = book.document, asked.section
+    text, begin = document.text, section.start
+    if asked.says or section.end - begin <= MAX_BEGINNING:
+        end = section.end
+        if end - begin > MAX_BEGINNING:
+            end = max(text.rfind(stop, begin, begin + MAX_BEGINNING) for stop in ("\n\n", ". "))
+            end = end + 1 if end > begin else begin + MAX_BEGINNING
+        spans, what = [(begin, end)], ""
+    else:
+        spans = find_central_sentences(search, book, section)
+        what = "; central sentences, quoted"
+    passages = [Passage.cut_from(document, *span) for span in spans]
+    first = Passage.cut_from(document, begin, begin)
+    others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
+    lines = [f"{section.heading}{others} begins at {document.name}, {format_place(first)}{what}:"]
+    for one in passages:
+        lines.append(f"“{' '.join(one.text.split())}” ({format_place(one)})")
+    return Reply("\n".join(lines), tuple(passages), answered_from="section")
+
+
+def format_place(passage: Passage) -> str:
+    """Formats the place of a passage, such as `page 3` or `line 7`."""
+    return f"line {passage.line}" if passage.page is None else f"page {passage.page}"
+
+
+def summarise_section(
+    reader: Reader, question: str, document: Document, section: Section, sampling: SamplingParams,
+    on_text: Callable[[str], None], *, folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Reply:  # fmt: skip
+    """Has a reader answer a request for a section's contents, from the whole section. A section
+    beyond the reader's window is summarised in parts, and the summaries together.
+
+    Args:
+        folder: where the summaries of parts are kept until the answer is there, so that the same
+            request continues after an interruption; None keeps nothing.
+        progress: called with (parts summarised, all parts).
+
+    Raises ReaderError, HistoryError, LengthError: see `Reader.answer`."""
+    window = min(reader.window_tokens, MAX_WINDOW)
+    answer = sampling.max_new_tokens or min(MAX_TOKENS, window // 4)
+    room = max(window - answer - PROMPT_TOKENS, window // 4) * TOKEN_BYTES
+    passages = list(cut_into_parts(document, section, room))
+    parts, level = tuple(passages), 0
+    key = digest_text("\0".join([question, reader.name, repr(sampling), *(p.text for p in parts)]))
+    path = folder / f"{key[:40]}.jsonl" if folder and len(parts) > 1 else None
+    header = {"command": "summary", "key": key}
+    with ResultsFile(path, header, fixed_fields=["key"], key_fields=["level", "part"]) as rows:
+        while len(passages) > 1:
+            groups = [[one] for one in passages] if level == 0 else _group(passages, room)
+            if len(groups) == 1:
+                question = TOGETHER.format(question=question, section=section.heading)
+                break
+            summaries = list[Passage]()
+            for number, group in enumerate(groups, 1):
+                row: dict[str, object] = {"level": level, "part": number}
+                if (done := rows.find_row_with_same_key(row)) is None:
+                    facts = {"number": number, "count": len(groups), "section": section.heading}
+                    text = reader.answer(PART.format(**facts), group, (), sampling).text
+                    rows.add_row(done := {**row, "text": text})
+                summaries.append(replace(group[0], text=done["text"]))
+                if progress:
+                    progress(number, len(groups))
+            passages, level = summaries, level + 1
+        reply = reader.answer(question, passages, (), sampling, on_text)
+    if path is not None:
+        path.unlink(missing_ok=True)
+    # The sentences of the summary will be checked here against `parts`.
+    return replace(reply, evidence=parts, answered_from="section")
+
+
+def cut_into_parts(document: Document, section: Section, room: int) -> Iterator[Passage]:
+    """Cuts a section into parts of at most `room` bytes, between paragraphs or else words."""
+    text, start = document.text, section.start
+    while start < section.end:
+        end = min(section.end, start + len(text[start : start + room].encode()[:room].decode("utf-8", "ignore")))
+        if end < section.end:
+            cuts = (text.rfind(gap, start + (end - start) // 2, end) for gap in ("\n\n", "\n", " "))
+            end = next((cut + 1 for cut in cuts if cut > 0), end)
+        yield Passage.cut_from(document, start, end)
+        start = end
+
+
+def _group(passages: Sequence[Passage], room: int) -> list[list[Passage]]:
+    """Groups passages, at least two and at most `MAX_PASSAGES`, that fit into `room` bytes."""
+    groups, size = list[list[Passage]](), 0
+    for passage in passages:
+        size += len(passage.text.encode())
+        if not groups or len(groups[-1]) == MAX_PASSAGES or (size > room and len(groups[-1]) > 1):
+            groups.append([])
+            size = len(passage.text.encode())
+        groups[-1].append(passage)
+    return groups
