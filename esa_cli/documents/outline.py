@@ -52,7 +52,7 @@ _CHINESE_NUMBER = "[\\d〇零一二三四五六七八九十百千两兩]{1,7}"
 CHINESE = re.compile(rf"(?:正文 ?)?第({_CHINESE_NUMBER})([章回节節条條卷部])")
 WORD = re.compile(r"§|[^\W_]+(?:[.-]\d+)*")
 _ORDINAL = re.compile(r"t(?:es|er|e)$")
-_SEPARATORS = " \t.:)—–-、："
+_SEPARATORS = " \t\u3000.:)—–-、："
 _LINE = re.compile(r"[^\n]+")
 _BLANK_NEXT = re.compile(r"[ \t\r]*(?:\n[ \t\r]*(?:\n|$)|$)")
 _MAX_HEADING = 120
@@ -72,7 +72,7 @@ _CONTENTS = frozenset(
     "sumario|indice alfabetico|目录|目錄|目次|索引|содержание|оглавление".split("|")
 )
 """The headings, without accents, of contents pages and indexes."""
-_PAGE_AT_END = re.compile(r"(?:[ \t]|\.\.|\. |…|,)[ .…,–-]*(?:\d{1,4}|[ivxlc]{1,6})[,.]?$")
+_PAGE_AT_END = re.compile(r"(?:[ \t]|\.\.|\. |…|,)[ .…,–-]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$")
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
 
@@ -105,7 +105,7 @@ def find_sections(document: Document) -> list[Section]:
 def find_contents(document: Document) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of a document's contents pages and indexes: lines that
     end in page numbers, or that come again in this order, far from each other, as headings."""
-    return _find_contents(document.text)
+    return _find_contents(document.text, document.marks)
 
 
 def fold(text: str) -> str:
@@ -175,7 +175,7 @@ def _iterate_words(line: str, most: int) -> Iterator[tuple[str, int, int]]:
 
 @lru_cache(maxsize=16)
 def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
-    contents = _find_contents(text)
+    contents = _find_contents(text, marks)
     starts = [start for start, _ in contents]
 
     def is_in_contents(offset: int) -> bool:
@@ -185,7 +185,7 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
     marked = [one for one in _iterate_marked_headings(text, marks)]
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
-    lines = _iterate_heading_lines(text)
+    lines = _iterate_heading_lines(text, marks)
     found = [one for one in lines if one.start < whole and not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     numbered = [one for one in found if not one.kind]
@@ -229,11 +229,11 @@ def _choose_level(kind: str, number: str) -> int:
     return KINDS[kind][1] if kind else depth
 
 
-def _iterate_heading_lines(text: str) -> Iterator[Section]:
+def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
     """Yields the lines of a text that may be headings, because of how they begin."""
     if len(text) > _MAX_TEXT:
         return
-    is_dense, is_blank, last = _has_few_blank_lines(text), True, 0
+    is_dense, is_blank, last = _has_few_blank_lines(text, marks), True, 0
     for found in _LINE.finditer(text):
         line, is_blank = found[0].strip(" \t#"), is_blank or found.start() > last + 1
         before, is_blank, last = is_blank, not line, found.end()
@@ -320,11 +320,11 @@ class _Line(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _find_contents(text: str) -> list[tuple[int, int]]:
+def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
     if len(text) > _MAX_TEXT:
         return []
     lines, places = list[_Line](), dict[str, list[int]]()
-    zone, is_dense = min(_ZONE, len(text) // 8), _has_few_blank_lines(text)
+    zone, is_dense = min(_ZONE, 1000 + len(text) // 8), _has_few_blank_lines(text, marks)
     last, watched = -2, zone  # characters up to `watched` may be a contents page
     for found in _LINE.finditer(text):
         start, end = found.span()
@@ -390,5 +390,7 @@ def _find_end_of_contents(
     return end if is_titled and 2 * paged >= count else 0
 
 
-def _has_few_blank_lines(text: str) -> bool:
-    return text.count("\n\n") * _DENSE < text.count("\n")
+def _has_few_blank_lines(text: str, marks: Sequence[Mark]) -> bool:
+    """Whether empty lines are rare, but for those between the pages of a PDF."""
+    pages = len({mark.page for mark in marks})
+    return (text.count("\n\n") - pages) * _DENSE < text.count("\n")

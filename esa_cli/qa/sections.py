@@ -142,15 +142,14 @@ def find_named_sections(
         return found
     named = wanted.split()[0] in KINDS
     title = _without_article(wanted.partition(" ")[2] if named else wanted)
-    if not named and " " not in title and _ABOUT_ANYTHING.match(question):
+    if not named and _ABOUT_ANYTHING.match(question):
         return []  # "Describe Ahab"
     return [
         one
         for one in sections
-        for heading in (fold(one.heading), _without_article(fold(one.title)))
-        if wanted in (heading, fold(one.number))
-        or (title and title == heading)
-        or (named and heading.startswith(f"{wanted} "))
+        if wanted in (fold(one.heading), fold(one.number))
+        or (title and title == _without_article(fold(one.title)))
+        or (named and f"{fold(one.heading)} ".startswith(f"{wanted} "))
     ]
 
 

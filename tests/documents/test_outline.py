@@ -1,0 +1,176 @@
+"""Chapters and contents pages, in books that the tests write and whose outline they know."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from sample_files import epub, pdf
+
+from esa_cli.documents import readers
+from esa_cli.documents.document import Document
+from esa_cli.documents.outline import find_contents, find_sections, parse_number
+
+TITLES = ["The Gate", "A Grey Boat", "The Lantern", "Old Debts", "The Way Home"]
+WORDS = "the boat lay at a pier while rain fell on lamps nets and slow grey geese of Ennick".split()
+ROMAN = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
+GERMAN = ["Erstes", "Zweites", "Drittes", "Viertes", "Fünfundzwanzigstes"]
+
+
+def prose(seed: int, paragraphs: int = 4, width: int = 70) -> str:
+    """Wrapped paragraphs, about 1,600 characters."""
+    rng = random.Random(seed)
+    out = []
+    for _ in range(paragraphs):
+        lines, line = [], "One day"
+        for _ in range(70):
+            word = rng.choice(WORDS)
+            if len(line) + len(word) >= width:
+                lines.append(line)
+                line = word
+            else:
+                line += f" {word}"
+        out.append("\n".join([*lines, f"{line}."]))
+    return "\n\n".join(out)
+
+
+def read(data: str | bytes, name: str = "book.txt") -> Document:
+    data = data.encode() if isinstance(data, str) else data
+    extracted = readers.extract_text(data, name)
+    return Document(name, extracted.text, name, "utf-8", len(data), extracted.marks)
+
+
+def book(heading: Callable[[int, str], str], contents: Sequence[str] = ()) -> str:
+    """Chapters below what `heading` makes of their number and title, behind a contents page."""
+    parts = ["THE BOOK OF ENNICK", "by Nobody"]
+    if contents:
+        parts.append("\n".join(contents))
+    for number, title in enumerate(TITLES, 1):
+        parts += [heading(number, title), prose(number)]
+    return "\n\n\n".join(parts) + "\n"
+
+
+FORMS: dict[str, tuple[Callable[[int, str], str], str]] = {
+    "english": (lambda n, title: f"CHAPTER {ROMAN[n]}. {title}", "chapter"),
+    "below": (lambda n, title: f"Chapter {n}\n\n{title}", "chapter"),
+    "dash": (lambda n, title: f"PART {['ONE', 'TWO', 'THREE', 'FOUR', 'FIVE'][n - 1]}--{title}", "part"),
+    "german": (lambda n, title: f"{GERMAN[n - 1]} Kapitel", "chapter"),
+    "french": (lambda n, title: f"Chapitre {n} : {title}", "chapter"),
+    "spanish": (lambda n, title: f"Capítulo {ROMAN[n]}. {title}", "chapter"),
+    "chinese": (lambda n, title: f"第{'一二三四五'[n - 1]}回　{title}", "chapter"),
+    "numbers": (lambda n, title: f"{n}\n\n{title}", ""),
+    "roman": (lambda n, title: f"{ROMAN[n]}. {title.upper()}", ""),
+    "law": (lambda n, title: f"§ {n} {title}", "paragraph"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_headings_of_many_languages(form: str) -> None:
+    heading, kind = FORMS[form]
+    document = read(book(heading))
+    starts = [document.text.index(f"{heading(n, title)}\n") for n, title in enumerate(TITLES, 1)]
+    found = find_sections(document)
+    assert [(one.kind, one.number, one.start) for one in found] == [
+        (kind, str(n), start) for n, start in enumerate(starts, 1)
+    ]
+    assert [one.end for one in found] == [*starts[1:], len(document.text)]
+    if form != "german":
+        assert [one.title.casefold() for one in found] == [one.casefold() for one in TITLES]
+
+
+CONTENTS: dict[str, Callable[[int, str], str]] = {
+    "pages": lambda n, title: f"  {n}.  {title.upper()} . . . . . . {n * 11}",
+    "plain": lambda n, title: f"CHAPTER {ROMAN[n]}. {title}",
+    "titles": lambda n, title: f"    {title}",
+    "links": lambda n, title: f"- [{title}](#chapter-{n})",
+}
+
+
+@pytest.mark.parametrize("form", CONTENTS)
+@pytest.mark.parametrize("titled", [True, False])
+def test_a_contents_page_is_told_from_the_chapters(form: str, titled: bool) -> None:
+    lines = [CONTENTS[form](n, title) for n, title in enumerate(TITLES, 1)]
+    heading = FORMS["english"][0]
+    text = book(heading, [*(["CONTENTS", ""] if titled else []), *lines])
+    document = read(text)
+    ((start, end),) = find_contents(document)
+    assert start <= text.index(lines[0]) and "by Nobody" not in text[start:end]
+    assert text[start:end].rstrip().endswith(lines[-1].strip())
+    assert [one.start for one in find_sections(document)] == [
+        text.rindex(heading(n, title)) for n, title in enumerate(TITLES, 1)
+    ]
+
+
+def test_an_index_at_the_end() -> None:
+    entries = [f"{word}, {n}, {n + 4}-{n + 9}" for n, word in enumerate(sorted(WORDS), 3)]
+    text = book(FORMS["english"][0]) + "\n\nINDEX.\n\n" + "\n".join(entries) + "\n"
+    ((start, end),) = find_contents(read(text))
+    assert text[start:end] == text[text.index("INDEX") :].rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"Rent {n}\nFood {n}\nLight {n}\nWater {n}\nCoal {n}\n" for n in range(40)),
+        f"Contents\n\n{prose(1)}\n\n{prose(2)}\n",
+        "\n\n".join("Who goes there?\nA friend.\nPass, friend.\nAnd whose?\nThe king's." for _ in "123"),
+        "Table\n\n" + "\n".join(f"{word}      {n}" for n, word in enumerate(WORDS)) + "\n",
+        "To buy:\n\n" + "\n".join(f"{n}. Fresh {word}" for n, word in enumerate(WORDS, 1)),
+        prose(5) + "\n\nChapter 2 tells why.\n\n" + prose(6),
+    ],
+)  # fmt: skip
+def test_what_is_no_contents_page_and_no_chapter(text: str) -> None:
+    document = read(text)
+    assert find_contents(document) == []
+    assert [one for one in find_sections(document) if one.number != "2"] == []
+
+
+def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
+    numbers = ["1", "1.1", "1.2", "2", "2.1", "2.1.1", "2.2", "3"]
+    heads = [f"{number} {word.title()} Rules" for number, word in zip(numbers, WORDS)]
+    contents = "Table of Contents\n" + "\n".join(f"{one} ........... {n}" for n, one in enumerate(heads))
+    pages = [contents, *(f"{n}\n{one}\n{prose(n, 2, 60)}" for n, one in enumerate(heads, 1))]
+    document = read(pdf([page.replace("\n\n", "\n") for page in pages]), "rules.pdf")
+    found = find_sections(document)
+    assert [one.number for one in found] == numbers
+    assert [document.place(one.start).page for one in found] == list(range(2, 10))
+    for one in found:  # a section holds those whose numbers begin with its own
+        inside = [other.number for other in found if one.start <= other.start < one.end]
+        assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
+
+
+def test_marks_of_readers_are_chapters() -> None:
+    markdown = "".join(f"\n{'#' * (1 + n % 2)} {title}\n\n{prose(n)}\n" for n, title in enumerate(TITLES))
+    found = find_sections(read(markdown, "book.md"))
+    assert [(one.title, one.level) for one in found] == [(t, 1 + n % 2) for n, t in enumerate(TITLES)]
+    assert found[0].end == found[2].start and found[1].end == found[2].start
+    chapters = {f"c{n}.html": f"<h2>{title}</h2><p>{prose(n)}</p>" for n, title in enumerate(TITLES)}
+    nav = "".join(f'<li><a href="c{n}.html">{n + 1}. {one}</a></li>' for n, one in enumerate(TITLES))
+    listed = "".join(f"<li>{one}</li>" for one in TITLES)
+    pages = {"toc.html": f"<h2>Contents</h2><ol>{listed}</ol>", **chapters}
+    document = read(epub(pages, nav=nav), "book.epub")
+    assert [(one.number, one.title) for one in find_sections(document)] == [
+        (str(n), title) for n, title in enumerate(TITLES, 1)
+    ]
+    ((start, end),) = find_contents(document)
+    assert (start, end) == (0, document.text.index(TITLES[-1]) + len(TITLES[-1]))
+    bookmarked = read(pdf([prose(1, 1), prose(2, 1)], [("The Gate", 0), ("Old Debts", 1)]), "b.pdf")
+    assert [one.title for one in find_sections(bookmarked)] == ["The Gate", "Old Debts"]
+
+
+def test_numbers() -> None:
+    values = [(10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I")]
+    digits = "零一二三四五六七八九"
+    for number in range(1, 40):
+        roman, left = "", number
+        for value, letters in values:
+            while left >= value:
+                roman, left = roman + letters, left - value
+        tens, ones = divmod(number, 10)
+        chinese = (digits[tens] if tens > 1 else "") + "十" * (tens > 0) + digits[ones] * (ones > 0)
+        for word in (roman, chinese, f"{number:03}"):
+            assert parse_number(word) == str(number), word
+    words = {"third": "3", "Zwölfter": "12", "première": "1", "tercera": "3", "4.15": "4.15"}
+    assert {word: parse_number(word) for word in words} == words
+    assert [parse_number(word) for word in ("IIII", "did", "", "Ahab")] == [""] * 4
