@@ -302,6 +302,9 @@ def _make_key(line: str) -> tuple[str, bool]:
     """Returns the words by which a line of a contents page and its heading are equal, and whether
     the line ends in a page number after dots, spaces or a comma. Kind and number are left out if a title follows them."""
     line = _LINK.sub("]", line.strip().lstrip("#-*+•[ \t"))
+    heading = parse_heading(line)
+    if heading and not heading[2]:
+        return fold(line), False
     page = _PAGE_AT_END.search(line[-_MAX_HEADING:])
     bare = line[: len(line) - len(page[0])] if page and page.start() > 1 else line
     heading = parse_heading(bare)
@@ -347,7 +350,8 @@ def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
         if end:
             out.append((lines[at].start, lines[end - 1].end))
         at = max(end, at + 1)
-    return out
+    # Otherwise the document is a list.
+    return out if 2 * sum(end - start for start, end in out) < len(text) else []
 
 
 def _find_end_of_contents(
@@ -364,7 +368,8 @@ def _find_end_of_contents(
         line, same = lines[at], places.get(lines[at].key, [at])
         if line.key in keys and len(same) <= 3:
             break  # the text has begun
-        if same[-1] > at or line.has_page or (is_titled and is_behind and same[0] < first):
+        comes_again = same[-1] > at or (is_titled and is_behind and same[0] < first)
+        if line.has_page or (comes_again and len(same) <= 4):
             entries.append(at)
             keys.add(line.key)
             paged += line.has_page

@@ -149,7 +149,7 @@ def find_named_sections(
         for one in sections
         if wanted in (fold(one.heading), fold(one.number))
         or (title and title == _without_article(fold(one.title)))
-        or (named and f"{fold(one.heading)} ".startswith(f"{wanted} "))
+        or (named and title and f"{fold(one.heading)} ".startswith(f"{wanted} "))
     ]
 
 
@@ -215,6 +215,9 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     sentences, quoted."""
     document, section = book.document, asked.section
     text, begin = document.text, section.start
+    words = re.findall(r"\w+", section.heading)
+    if words and (head := re.compile(r"\W*" + r"\W+".join(words) + r"\W*\s").match(text, begin)):
+        begin = head.end() if head.end() < section.end else begin
     if asked.says or section.end - begin <= MAX_BEGINNING:
         end = section.end
         if end - begin > MAX_BEGINNING:
@@ -225,7 +228,7 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
         spans = find_central_sentences(search, book, section)
         what = "; central sentences, quoted"
     passages = [Passage.cut_from(document, *span) for span in spans]
-    first = Passage.cut_from(document, begin, begin)
+    first = Passage.cut_from(document, section.start, begin)
     others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
     lines = [f"{section.heading}{others} begins at {document.name}, {format_place(first)}{what}:"]
     for one in passages:

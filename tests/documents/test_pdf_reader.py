@@ -7,7 +7,7 @@ import sample_files as make
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers.pdf_reader import tidy_page_texts
+from esa_cli.documents.readers.pdf_reader import remove_running_heads, tidy_page_texts
 
 
 def test_pdf_pages_and_bookmarks() -> None:
@@ -74,3 +74,15 @@ def test_pdf_fields_that_are_filled_in() -> None:
     )
     assert found.text.split() == ["Tenant:", "Jo", "Quist", "950"]
     assert found.missing == ()
+
+
+def test_running_heads_are_left_out_but_for_the_first() -> None:
+    """A head that names the page's number; one that is alike on many pages; and no other line."""
+    facts = [f"Invoice {n + 701}\nlamp {n}\nSum due {n * n + 90}" for n in range(12)]
+    pages = [f"Rules of Ennick\n{fact}\npage {n + 1} of 16" for n, fact in enumerate(facts)]
+    tidy = remove_running_heads(pages)
+    assert tidy[0] == pages[0] and tidy[1:] == facts[1:]
+    assert remove_running_heads(facts) == facts
+    assert remove_running_heads([f"{n + 1}\n{fact}" for n, fact in enumerate(facts)]) == facts
+    assert remove_running_heads(pages[:3]) == pages[:3]
+    assert remove_running_heads(["5"] * 12) == ["5"] * 12

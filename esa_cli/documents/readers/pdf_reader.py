@@ -29,6 +29,7 @@ _LEADERS = re.compile(r" ?(?:\. ?){6,}")
 _BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: "→"}
 _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
 _MAX_UNKNOWN = 0.3
+_MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
 
 
@@ -60,7 +61,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         except pdfium.PdfiumError:
             damaged.append(index + 1)
         pages.append(text)
-    pages = tidy_page_texts(pages)
+    pages = remove_running_heads(tidy_page_texts(pages))
     if not any(pages):
         if damaged or not pages:
             raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
@@ -106,6 +107,34 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
         lines = replace_unprintable(page).strip().split("\n")
         tidied.append("\n".join(line.rstrip() for line in lines))
     return tidied
+
+
+def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
+    """Removes the first and last lines that a third of the pages share, but for the number of the
+    page. The first page with such a line keeps the line, unless it is only a number."""
+    out = [page.split("\n") for page in page_texts]
+    for edge in (0, -1):
+        shared = [_list_forms_of_head(lines[edge], index) for index, lines in enumerate(out)]
+        counts = Counter(form for forms in shared for form in forms)
+        seen = {form for form in counts if form[0] == "#"}
+        for lines, forms in zip(out, shared, strict=True):
+            common = {form for form in forms if counts[form] >= max(4, len(out) / 3)}
+            if len(lines) > 2 and common & seen:
+                del lines[edge]
+            seen |= common
+    return ["\n".join(lines) for lines in out]
+
+
+def _list_forms_of_head(line: str, page_index: int) -> set[tuple[str, int]]:
+    """Returns a line, and the line with # for each number that may be the page's, and how much this
+    number exceeds the page's index."""
+    forms = {(line, 0)} if line else set()
+    for found in re.finditer(r"(?<!\d)\d{1,4}(?!\d)", line):
+        rest = f"{line[: found.start()]}#{line[found.end() :]}".strip()
+        offset = int(found[0]) - page_index
+        if rest == "#" or -_MAX_FRONT_MATTER <= offset <= 1:  # not the numbers of invoices
+            forms.add((rest, offset))
+    return forms
 
 
 def _read_bookmark_titles(pdf: Any) -> dict[int, list[str]]:

@@ -1,0 +1,225 @@
+"""Requests for a chapter: which one is meant, what is quoted, and how a reader summarises it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli.documents.document import Document
+from esa_cli.documents.outline import Section, find_sections
+from esa_cli.errors import ReaderError
+from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout
+from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import (
+    Book,
+    PassageFinder,
+    PassageSearch,
+    ReducedQueries,
+    find_passages_with_words,
+)
+from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.qa.sections import (
+    AskedSection,
+    find_asked_section,
+    find_central_sentences,
+    quote_section,
+    summarise_section,
+)
+
+RAIN = "\n\n".join(["Rain fell on the grey pier all day, and nobody came out to see it."] * 30)
+TITLES = ["The Gate", "Ahab", "The Grey Boat"]
+CONTENTS = "CONTENTS\n\n" + "\n".join(TITLES)
+PARTS = [
+    f"CHAPTER {n}. {title}\n\nThe keeper of lamp {n}{part} was called Ishmael {n}{part}.\n\n{RAIN}"
+    for part in "ab"
+    for n, title in zip(("I", "II", "III"), TITLES, strict=True)
+]
+TEXT = "\n\n".join([CONTENTS, "BOOK ONE", *PARTS[:3], "BOOK TWO", *PARTS[3:]])
+
+
+def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
+    return Document(name, text, name, "utf-8", len(text))
+
+
+@pytest.mark.parametrize(
+    ("question", "beginning"),
+    [
+        ("Summarise chapter 3", "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa"),
+        ("What happens in the third chapter?", "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa"),
+        ("please summarize chapter iii in two sentences", "CHAPTER III"),
+        ("Summarise book 2, chapter 1.", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
+        ("Describe chapter one of the second book", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
+        ("What does chapter 2 say?", "CHAPTER II. Ahab"),
+        ("Summarise the last chapter", "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIb"),
+        ("Summarise The Grey Boat", "CHAPTER III"),
+        ("Explain the chapter Ahab", "CHAPTER II."),
+        ("Give me a short summary of part of book one", "BOOK ONE"),
+        ("Fasse das zweite Kapitel zusammen", "CHAPTER II."),
+        ("Que se passe-t-il dans le chapitre 2 ?", "CHAPTER II."),
+        ("¿Qué pasa en el capítulo II?", "CHAPTER II."),
+        ("第二章讲了什么？", "CHAPTER II."),
+        ("Summarise the book", "CONTENTS"),
+        ("Summarise lamps", "CONTENTS"),
+    ],
+)
+def test_which_section_is_asked_for(question: str, beginning: str) -> None:
+    asked = find_asked_section(question, [document()])
+    assert asked is not None
+    assert TEXT[asked.section.start :].startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Describe Ahab", "Explain the grey boat", "What does the keeper say?", "Who is Ishmael?",
+        "Summarise chapter 9", "What does the keeper find in chapter 3?", "Summarise the keeper",
+        "What does chapter 3 say about lamps?", "Explain what the keeper does in chapter 3",
+    ],
+)  # fmt: skip
+def test_other_questions_are_searched(question: str) -> None:
+    assert find_asked_section(question, [document()]) is None
+
+
+def test_the_document_that_has_the_section() -> None:
+    other = document(PARTS[0].replace("CHAPTER I.", "CHAPTER VII."), "seven.txt")
+    asked = find_asked_section("Summarise chapter 7", [document(), other])
+    assert asked is not None and (asked.document, asked.section.number) == (1, "7")
+    assert find_asked_section("Summarise the book", [document(), other]) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_central_sentences_are_those_of_a_loop(seed: int) -> None:
+    """The mean, over the section's sentences, of the weighted best products of a sentence's queries
+    with another's keys."""
+    torch.manual_seed(seed)
+    sentences = [f"Lamp{n} of the keeper lamp{n % 5} burns on pier number{n} all night." for n in range(12)]
+    text = "CHAPTER I\n\n" + "\n\n".join(sentences)
+    spans = torch.tensor([one.span() for one in re.finditer(r"\S+", text)])
+    layout = make_index_layout(6)
+    index = ReducedKeys.encode(torch.randn(len(spans), 6), layout)
+    keys, queries = index.decode_keys(0, len(spans)), dict[str, ReducedQueries]()
+
+    class Search(PassageSearch):
+        def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries:
+            made = ReducedQueries(torch.randn(3, 6), torch.tensor([0.5, 0.3, 0.2]))
+            return queries.setdefault(question, made)
+
+    (section,) = find_sections(document(text))
+    found = find_central_sentences(Search(), Book(document(text), None, spans, index=index), section, 3)
+    scores = dict[str, float]()
+    for sentence in sentences:
+        made, total = queries[sentence], 0.0
+        for other in ["CHAPTER I", *sentences]:
+            start = text.index(other)
+            inside = [n for n, (a, b) in enumerate(spans.tolist()) if a < start + len(other) and b > start]
+            for query, weight in zip(made.queries, made.weights, strict=True):
+                total += float(weight) * max(float(query @ keys[n]) for n in inside)
+        scores[sentence] = total
+    best = sorted(sorted(sentences, key=lambda one: -scores[one])[:3], key=sentences.index)
+    assert [text[start:end] for start, end in found] == best
+
+
+def test_what_is_quoted_without_a_reader() -> None:
+    book, sections = Book(document(), None, torch.zeros(0, 2)), find_sections(document())
+    third = [one for one in sections if one.number == "3"][0]
+    reply = quote_section(PassageSearch(), book, AskedSection(0, third, False, 1))
+    first, *quoted = reply.text.splitlines()
+    line = TEXT[: third.start].count("\n") + 1
+    assert "CHAPTER III. The Grey Boat (the first of 2 with this name)" in first
+    assert f"lamps.txt, line {line}" in first and reply.answered_from == "section"
+    assert len(quoted) == len(reply.evidence)
+    for one, passage in zip(quoted, reply.evidence, strict=True):
+        assert passage.text == TEXT[passage.start : passage.end]
+        assert third.start <= passage.start < passage.end <= third.end
+        assert " ".join(passage.text.split()) in one
+    says = quote_section(PassageSearch(), book, AskedSection(0, third, True, 0))
+    (passage,) = says.evidence
+    assert passage.text.startswith("The keeper of lamp IIIa") and passage.end < third.end
+
+
+class FakeReader:
+    """Answers with the names that it is shown, and fails at its `failing`-th request."""
+
+    name, nbytes = "fake", 0
+
+    def __init__(self, window_tokens: int, failing: int = 0) -> None:
+        self.window_tokens, self.failing = window_tokens, failing
+        self.asked: list[tuple[str, list[str]]] = []
+
+    def answer(
+        self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
+        sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
+    ) -> Reply:  # fmt: skip
+        self.asked.append((question, [one.text for one in passages]))
+        if len(self.asked) == self.failing:
+            raise ReaderError("gone")
+        names = re.findall(r"Ishmael \w+", " ".join(one.text for one in passages))
+        on_text(text := f"Of {', '.join(names)}.")
+        return Reply(text)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def summarise(reader: FakeReader, section: Section, folder: Path | None = None, **more: Any) -> Reply:
+    sampling = SamplingParams(temperature=0.0)
+    return summarise_section(
+        reader, "Summarise it", document(), section, sampling, more.pop("say", ignore_text),
+        folder=folder, **more,
+    )  # fmt: skip
+
+
+def test_a_section_that_fits_is_read_whole() -> None:
+    reader, section = FakeReader(4096), find_sections(document())[1]
+    said = list[str]()
+    reply = summarise(reader, section, say=said.append)
+    assert reader.asked == [("Summarise it", [TEXT[section.start : section.end]])]
+    assert said == [reply.text] == ["Of Ishmael Ia."] and reply.answered_from == "section"
+
+
+@pytest.mark.parametrize("window", [700, 1500])
+def test_a_long_text_is_read_in_parts_and_then_together(window: int) -> None:
+    whole, reader = Section("lamps", "lamps", "", "", 0, 0, len(TEXT)), FakeReader(window)
+    said, shown = list[str](), list[tuple[int, int]]()
+    reply = summarise(reader, whole, say=said.append, progress=lambda *at: shown.append(at))
+    parts = [texts[0] for question, texts in reader.asked if "part" in question and len(texts) == 1]
+    assert "".join(parts[: len(reply.evidence)]) == TEXT == "".join(p.text for p in reply.evidence)
+    for _, texts in reader.asked:
+        assert len("".join(texts).encode()) <= 3 * window and len(texts) <= 8
+    assert re.findall(r"Ishmael (\w+)", reply.text) == re.findall(r"Ishmael (\w+)", TEXT)
+    assert reader.asked[-1][0].startswith("Summarise it\n") and said == [reply.text]
+    assert shown[: len(parts)] == [(n, shown[0][1]) for n in range(1, shown[0][1] + 1)]
+
+
+def test_an_interrupted_summary_is_continued(tmp_path: Path) -> None:
+    whole = Section("lamps", "lamps", "", "", 0, 0, len(TEXT))
+    straight = FakeReader(1500)
+    expected = summarise(straight, whole)
+    broken = FakeReader(1500, failing=4)
+    with pytest.raises(ReaderError):
+        summarise(broken, whole, tmp_path)
+    (kept,) = tmp_path.glob("*.jsonl")
+    resumed = FakeReader(1500)
+    assert summarise(resumed, whole, tmp_path).text == expected.text
+    assert broken.asked[:3] + resumed.asked == straight.asked
+    assert not kept.exists()
+
+
+def test_contents_pages_answer_nothing_but_have_their_words() -> None:
+    """Unless nothing else is there."""
+    lines = [f"{title} and what came of it {'.' * 9} {n}" for n, title in enumerate(TITLES * 8, 1)]
+    contents = "\n".join(["CONTENTS", "", *lines])
+    text = TEXT.replace(CONTENTS, contents)
+    book = Book(document(text), None, torch.zeros(0, 2))
+    end = text.index("BOOK ONE")
+    passages = PassageFinder([book]).find_passages("the grey boat", 4)
+    assert passages and all(one.start + one.end >= 2 * end for one in passages)
+    assert any(one.start < end for one in find_passages_with_words("The Grey Boat", [book]).passages)
+    alone = Book(document(contents), None, torch.zeros(0, 2))
+    assert PassageFinder([alone]).find_passages("the grey boat", 4)
