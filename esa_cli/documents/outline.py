@@ -67,12 +67,34 @@ contents pages are looked for."""
 _MAX_TEXT = 20_000_000
 """The number of characters of a text from which on it is not searched for headings."""
 _CONTENTS = frozenset(
-    "contents|table of contents|index|inhalt|inhaltsverzeichnis|sachregister|sommaire|"
-    "table des matieres|indice|indice general|tabla de contenidos|indice analitico|inhoud|"
-    "sumario|indice alfabetico|目录|目錄|目次|索引|содержание|оглавление".split("|")
+    [
+        "contents",
+        "table of contents",
+        "index",
+        "inhalt",
+        "inhaltsverzeichnis",
+        "sachregister",
+        "sommaire",
+        "table des matieres",
+        "indice",
+        "indice general",
+        "tabla de contenidos",
+        "indice analitico",
+        "inhoud",
+        "sumario",
+        "indice alfabetico",
+        "目录",
+        "目錄",
+        "目次",
+        "索引",
+        "содержание",
+        "оглавление",
+    ]
 )
 """The headings, without accents, of contents pages and indexes."""
-_PAGE_AT_END = re.compile(r"(?:[ \t]|\.\.|\. |…|,)[ .…,–-]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$")
+_PAGE_AT_END = re.compile(
+    r"(?:[ \t]|\.\.|\. |…|,)[ .…,–-]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
+)
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
 
@@ -182,7 +204,7 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
         at = bisect_right(starts, offset) - 1
         return at >= 0 and offset < contents[at][1]
 
-    marked = [one for one in _iterate_marked_headings(text, marks)]
+    marked = list(_iterate_marked_headings(text, marks))
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
     lines = _iterate_heading_lines(text, marks)
@@ -247,11 +269,12 @@ def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section
         follows_blank = bool(_BLANK_NEXT.match(text, last))
         if kind == "article" and title:
             line, title = line[: len(line) - len(title)].rstrip(), ""
-        elif len(line) > _MAX_HEADING or (line[-1] in "。，；,;" and not (kind and before)):
-            continue
-        elif not kind and not (follows_blank or (is_dense and title)):
-            continue
-        elif not kind and title and not _is_title(title):
+        elif (
+            len(line) > _MAX_HEADING
+            or (line[-1] in "。，；,;" and not (kind and before))
+            or (not kind and not (follows_blank or (is_dense and title)))
+            or (not kind and title and not _is_title(title))
+        ):
             continue
         if not title and follows_blank and kind != "article":
             below = re.compile(r"\s*([^\n]{1,80})\n[ \t\r]*\n").match(text, last)

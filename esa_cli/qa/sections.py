@@ -59,12 +59,46 @@ _AFTER_OBJECT = re.compile(
 )
 _WHOLE = frozenset(
     f"{before}{noun}"
-    for noun in "it book document text file novel report paper buch dokument livre libro".split()
+    for noun in [
+        "it",
+        "book",
+        "document",
+        "text",
+        "file",
+        "novel",
+        "report",
+        "paper",
+        "buch",
+        "dokument",
+        "livre",
+        "libro",
+    ]
     for before in ("", "this ", "whole ", "entire ", "ganze ", "ganzen ", "dieses ")
 )
-_LINKS = frozenset("of in from the and der die das des du de la le el los i".split())
-_LAST = frozenset("last final letzte letztes letzten dernier derniere ultimo ultima".split())
-_LEVELS = {name: level for name, level in KINDS.values()}
+_LINKS = frozenset(
+    [
+        "of",
+        "in",
+        "from",
+        "the",
+        "and",
+        "der",
+        "die",
+        "das",
+        "des",
+        "du",
+        "de",
+        "la",
+        "le",
+        "el",
+        "los",
+        "i",
+    ]
+)
+_LAST = frozenset(
+    ["last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo", "ultima"]
+)
+_LEVELS = dict(KINDS.values())
 COUNT, MAX_BEGINNING = 4, 700
 """The number of central sentences that are quoted, and the most characters of a beginning."""
 CHOSEN, COMPARED = 24, 300
@@ -291,7 +325,10 @@ def cut_into_parts(document: Document, section: Section, room: int) -> Iterator[
     """Cuts a section into parts of at most `room` bytes, between paragraphs or else words."""
     text, start = document.text, section.start
     while start < section.end:
-        end = min(section.end, start + len(text[start : start + room].encode()[:room].decode("utf-8", "ignore")))
+        end = min(
+            section.end,
+            start + len(text[start : start + room].encode()[:room].decode("utf-8", "ignore")),
+        )
         if end < section.end:
             cuts = (text.rfind(gap, start + (end - start) // 2, end) for gap in ("\n\n", "\n", " "))
             end = next((cut + 1 for cut in cuts if cut > 0), end)

@@ -51,7 +51,10 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
     ("question", "beginning"),
     [
         ("Summarise chapter 3", "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa"),
-        ("What happens in the third chapter?", "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa"),
+        (
+            "What happens in the third chapter?",
+            "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa",
+        ),
         ("please summarize chapter iii in two sentences", "CHAPTER III"),
         ("Summarise book 2, chapter 1.", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
         ("Describe chapter one of the second book", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
@@ -89,7 +92,8 @@ def test_other_questions_are_searched(question: str) -> None:
 def test_the_document_that_has_the_section() -> None:
     other = document(PARTS[0].replace("CHAPTER I.", "CHAPTER VII."), "seven.txt")
     asked = find_asked_section("Summarise chapter 7", [document(), other])
-    assert asked is not None and (asked.document, asked.section.number) == (1, "7")
+    assert asked is not None
+    assert (asked.document, asked.section.number) == (1, "7")
     assert find_asked_section("Summarise the book", [document(), other]) is None
 
 
@@ -98,7 +102,9 @@ def test_central_sentences_are_those_of_a_loop(seed: int) -> None:
     """The mean, over the section's sentences, of the weighted best products of a sentence's queries
     with another's keys."""
     torch.manual_seed(seed)
-    sentences = [f"Lamp{n} of the keeper lamp{n % 5} burns on pier number{n} all night." for n in range(12)]
+    sentences = [
+        f"Lamp{n} of the keeper lamp{n % 5} burns on pier number{n} all night." for n in range(12)
+    ]
     text = "CHAPTER I\n\n" + "\n\n".join(sentences)
     spans = torch.tensor([one.span() for one in re.finditer(r"\S+", text)])
     layout = make_index_layout(6)
@@ -111,13 +117,17 @@ def test_central_sentences_are_those_of_a_loop(seed: int) -> None:
             return queries.setdefault(question, made)
 
     (section,) = find_sections(document(text))
-    found = find_central_sentences(Search(), Book(document(text), None, spans, index=index), section, 3)
+    found = find_central_sentences(
+        Search(), Book(document(text), None, spans, index=index), section, 3
+    )
     scores = dict[str, float]()
     for sentence in sentences:
         made, total = queries[sentence], 0.0
         for other in ["CHAPTER I", *sentences]:
             start = text.index(other)
-            inside = [n for n, (a, b) in enumerate(spans.tolist()) if a < start + len(other) and b > start]
+            inside = [
+                n for n, (a, b) in enumerate(spans.tolist()) if a < start + len(other) and b > start
+            ]
             for query, weight in zip(made.queries, made.weights, strict=True):
                 total += float(weight) * max(float(query @ keys[n]) for n in inside)
         scores[sentence] = total
@@ -127,12 +137,13 @@ def test_central_sentences_are_those_of_a_loop(seed: int) -> None:
 
 def test_what_is_quoted_without_a_reader() -> None:
     book, sections = Book(document(), None, torch.zeros(0, 2)), find_sections(document())
-    third = [one for one in sections if one.number == "3"][0]
+    third = next(one for one in sections if one.number == "3")
     reply = quote_section(PassageSearch(), book, AskedSection(0, third, False, 1))
     first, *quoted = reply.text.splitlines()
     line = TEXT[: third.start].count("\n") + 1
     assert "CHAPTER III. The Grey Boat (the first of 2 with this name)" in first
-    assert f"lamps.txt, line {line}" in first and reply.answered_from == "section"
+    assert f"lamps.txt, line {line}" in first
+    assert reply.answered_from == "section"
     assert len(quoted) == len(reply.evidence)
     for one, passage in zip(quoted, reply.evidence, strict=True):
         assert passage.text == TEXT[passage.start : passage.end]
@@ -140,7 +151,8 @@ def test_what_is_quoted_without_a_reader() -> None:
         assert " ".join(passage.text.split()) in one
     says = quote_section(PassageSearch(), book, AskedSection(0, third, True, 0))
     (passage,) = says.evidence
-    assert passage.text.startswith("The keeper of lamp IIIa") and passage.end < third.end
+    assert passage.text.startswith("The keeper of lamp IIIa")
+    assert passage.end < third.end
 
 
 class FakeReader:
@@ -167,7 +179,9 @@ class FakeReader:
         """Nothing."""
 
 
-def summarise(reader: FakeReader, section: Section, folder: Path | None = None, **more: Any) -> Reply:
+def summarise(
+    reader: FakeReader, section: Section, folder: Path | None = None, **more: Any
+) -> Reply:
     sampling = SamplingParams(temperature=0.0)
     return summarise_section(
         reader, "Summarise it", document(), section, sampling, more.pop("say", ignore_text),
@@ -180,7 +194,8 @@ def test_a_section_that_fits_is_read_whole() -> None:
     said = list[str]()
     reply = summarise(reader, section, say=said.append)
     assert reader.asked == [("Summarise it", [TEXT[section.start : section.end]])]
-    assert said == [reply.text] == ["Of Ishmael Ia."] and reply.answered_from == "section"
+    assert said == [reply.text] == ["Of Ishmael Ia."]
+    assert reply.answered_from == "section"
 
 
 @pytest.mark.parametrize("window", [700, 1500])
@@ -191,9 +206,11 @@ def test_a_long_text_is_read_in_parts_and_then_together(window: int) -> None:
     parts = [texts[0] for question, texts in reader.asked if "part" in question and len(texts) == 1]
     assert "".join(parts[: len(reply.evidence)]) == TEXT == "".join(p.text for p in reply.evidence)
     for _, texts in reader.asked:
-        assert len("".join(texts).encode()) <= 3 * window and len(texts) <= 8
+        assert len("".join(texts).encode()) <= 3 * window
+        assert len(texts) <= 8
     assert re.findall(r"Ishmael (\w+)", reply.text) == re.findall(r"Ishmael (\w+)", TEXT)
-    assert reader.asked[-1][0].startswith("Summarise it\n") and said == [reply.text]
+    assert reader.asked[-1][0].startswith("Summarise it\n")
+    assert said == [reply.text]
     assert shown[: len(parts)] == [(n, shown[0][1]) for n in range(1, shown[0][1] + 1)]
 
 
@@ -219,7 +236,10 @@ def test_contents_pages_answer_nothing_but_have_their_words() -> None:
     book = Book(document(text), None, torch.zeros(0, 2))
     end = text.index("BOOK ONE")
     passages = PassageFinder([book]).find_passages("the grey boat", 4)
-    assert passages and all(one.start + one.end >= 2 * end for one in passages)
-    assert any(one.start < end for one in find_passages_with_words("The Grey Boat", [book]).passages)
+    assert passages
+    assert all(one.start + one.end >= 2 * end for one in passages)
+    assert any(
+        one.start < end for one in find_passages_with_words("The Grey Boat", [book]).passages
+    )
     alone = Book(document(contents), None, torch.zeros(0, 2))
     assert PassageFinder([alone]).find_passages("the grey boat", 4)

@@ -291,7 +291,9 @@ def find_windows_in_contents(documents: Sequence[Document], index: LexicalIndex)
     contents = [find_contents(document) for document in documents]
     return {
         number
-        for number, (window, document) in enumerate(zip(index.windows, index.documents, strict=True))
+        for number, (window, document) in enumerate(
+            zip(index.windows, index.documents, strict=True)
+        )
         if any(start <= (window.start + window.end) // 2 < end for start, end in contents[document])
     }
 

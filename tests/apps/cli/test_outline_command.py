@@ -11,7 +11,9 @@ from command import TINY, Esa, fail
 from completion_server import CompletionServer
 
 TITLES = ["The Gate", "A Grey Boat", "The Lantern"]
-LINES = "The keeper of the {title} was called Ishmael, and nobody liked the wind on his long pier.\n\n"
+LINES = (
+    "The keeper of the {title} was called Ishmael, and nobody liked the wind on his long pier.\n\n"
+)
 TEXT = "\n\n".join(
     f"CHAPTER {n}. {title}\n\n{LINES.format(title=title) * 40}" for n, title in enumerate(TITLES, 1)
 )
@@ -40,7 +42,8 @@ def test_a_chapter_is_quoted_from(esa: Esa, lamps: str, chapter: str) -> None:
     result = esa("outline", lamps, chapter)
     first, *quoted = result.out.splitlines()
     assert first.startswith("CHAPTER 2. A Grey Boat begins at lamps.txt, line ")
-    assert quoted and all("keeper of the A Grey Boat" in one for one in quoted)
+    assert quoted
+    assert all("keeper of the A Grey Boat" in one for one in quoted)
 
 
 def test_mistakes(esa: Esa, lamps: str, note: str) -> None:
@@ -60,15 +63,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
 def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, server: CompletionServer) -> None:
     asked = ["ask", lamps, "Summarise chapter 2", *TINY, "--set", "answer.from=text"]
     result = esa(*asked)
-    assert result.code == 0 and "--reader" in result.err
+    assert result.code == 0
+    assert "--reader" in result.err
     assert result.out.startswith("CHAPTER 2. A Grey Boat begins at lamps.txt, line ")
-    assert "keeper of the A Grey Boat" in result.out and "lamps.txt, line" not in result.err
+    assert "keeper of the A Grey Boat" in result.out
+    assert "lamps.txt, line" not in result.err
     result = esa(*asked, "--reader", server.url)
     assert (result.code, result.out) == (0, "At nine, says [1].\n")
     bodies = [one["body"]["messages"][-1]["content"] for one in server.seen if one["body"]]
-    assert len(bodies) == 1 and bodies[0].count("A Grey Boat") == 41 and "The Gate" not in bodies[0]
+    assert len(bodies) == 1
+    assert bodies[0].count("A Grey Boat") == 41
+    assert "The Gate" not in bodies[0]
     result = esa("ask", lamps, "Summarise the book", *asked[3:], "--reader", server.url)
     bodies = [one["body"]["messages"][-1]["content"] for one in server.seen if one["body"]][1:]
-    assert len(bodies) > 2 and sum(one.count("Ishmael") for one in bodies) == 120
+    assert len(bodies) > 2
+    assert sum(one.count("Ishmael") for one in bodies) == 120
     assert bodies[-1].count("At nine, says [1].") == len(bodies) - 1
     assert "reading the whole section" in result.err
