@@ -66,7 +66,7 @@ class Esa:
         events: IngestEvents | None = None, planner: IngestPlanner | None = None,
         reader: Reader | None = None, session: Session | None = None,
     ) -> None:  # fmt: skip
-        from esa_cli.qa.finding.finder_choice import load_finder
+        from esa_cli.qa.finding.finder_choice import load_finder, load_ranking
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_predicate
         from esa_cli.qa.ingestion.ingest import TokenIndexIngester
@@ -81,7 +81,7 @@ class Esa:
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
-        self.search = PassageSearch(encoder, answer.words)
+        self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None
         if not answer.needs_kv_cache:
             self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)

@@ -75,8 +75,8 @@ class ToolArguments(BaseModel):
 
 class FindToolArguments(ToolArguments):
     """Finds the passages of the library, or of some documents, that fit words or a question best.
-    Each passage comes with its document, page, line and character offsets, and with a score in
-    standard deviations above the mean. Calls of `find` are quick."""
+    Each passage comes with its document, page, line and character offsets, and with the
+    probability that it has the answer. Calls of `find` are quick."""
 
     query: str = Field(min_length=1, max_length=8000, description="Words or a question.")
     documents: Names | None = Field(None, description=DOCUMENTS)
