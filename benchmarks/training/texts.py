@@ -404,10 +404,20 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "62f8909e9a0f5ce4b51a9bcb88ebdeb108617095",
         book("24429-0.txt"),
     ),
+    "experiments_on_plant_hybrids": (
+        "gutenbergbooks/40854",
+        "a15a52bb6771491cfd46054fc90e4da623e6d5d0",
+        book("40854-0.txt"),
+    ),
     "german_traffic_and_labour_law": (
         "bundestag/gesetze",
         "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
         files(("s/stvo_2013/index.md", "j/jarbschg/index.md", "b/burlg/index.md")),
+    ),
+    "german_basic_law": (
+        "bundestag/gesetze",
+        "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
+        book("g/gg/index.md"),
     ),
     "rust_book_in_german": (
         "rust-lang-de/rustbook-de",
