@@ -389,6 +389,41 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "3fce3b5bb0236da2df6d99672afb8a719642eca7",
         files(("GUIDE.md", "FAQ.md", "CHANGELOG.md")),
     ),
+    "maya_the_bee": (
+        "gutenbergbooks/21021",
+        "6a6d610d780a3510d497203e920f36f113475e14",
+        book("21021-0.txt"),
+    ),
+    "effi_briest": (
+        "GITenberg/Effi-Briest_5323",
+        "ad711db620a52853f8191bfd1a66e45fda0e51be",
+        part("5323-8.txt", "Erstes Kapitel", "Zwanzigstes Kapitel"),
+    ),
+    "psychopathology_of_everyday_life": (
+        "gutenbergbooks/24429",
+        "62f8909e9a0f5ce4b51a9bcb88ebdeb108617095",
+        book("24429-0.txt"),
+    ),
+    "experiments_on_plant_hybrids": (
+        "gutenbergbooks/40854",
+        "a15a52bb6771491cfd46054fc90e4da623e6d5d0",
+        book("40854-0.txt"),
+    ),
+    "german_traffic_and_labour_law": (
+        "bundestag/gesetze",
+        "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
+        files(("s/stvo_2013/index.md", "j/jarbschg/index.md", "b/burlg/index.md")),
+    ),
+    "german_basic_law": (
+        "bundestag/gesetze",
+        "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
+        book("g/gg/index.md"),
+    ),
+    "rust_book_in_german": (
+        "rust-lang-de/rustbook-de",
+        "4aafbc0ebecbb81479c19517a83c414a3212ed5d",
+        lambda repository: files(repository.paths(r"^src/ch0[1345789]-.*\.md$"))(repository),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
