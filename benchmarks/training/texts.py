@@ -150,7 +150,7 @@ def articles(pattern: str) -> Build:
 
 
 def translated_pages(pattern: str) -> Build:
-    """Markdown pages without comments, where a translation keeps its original, and included files."""
+    """Markdown pages without included files and comments, where a translation keeps its original."""
 
     def build(repository: Repository) -> str:
         page = "\n\n".join(repository.text(path) for path in repository.paths(pattern))
