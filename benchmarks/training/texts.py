@@ -150,7 +150,7 @@ def articles(pattern: str) -> Build:
 
 
 def translated_pages(pattern: str) -> Build:
-    """Markdown pages without included files and comments, where a translation keeps its original."""
+    """Markdown pages without included files and comments, where a translation has its original."""
 
     def build(repository: Repository) -> str:
         page = "\n\n".join(repository.text(path) for path in repository.paths(pattern))
