@@ -424,6 +424,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "cddbb8baf459e5c97935a986493e466cfcd90e48",
         part("22741-0.txt", " " * 29 + "MÉDITATION. I", " " * 28 + "MÉDITATION XIV."),
     ),
+    "lettres_persanes": (
+        "gutenbergbooks/30268",
+        "7a70e6e5a3122f8c557d62260d615340dcf1baf1",
+        part("30268-0.txt", "LETTRE I.", "FIN DU TOME PREMIER."),
+    ),
     "code_civil": (
         "steeve/france.code-civil",
         "159d0518486cba8b3777c12380ecf1787887fbfc",
