@@ -136,6 +136,31 @@ def statute(section: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def articles(pattern: str) -> Build:
+    """A law's articles, one file each, in the order of their numbers."""
+
+    def number(path: str) -> list[int]:
+        return [int(digits) for digits in re.findall(r"\d+", path)]
+
+    def build(repository: Repository) -> str:
+        paths = sorted(repository.paths(pattern), key=number)
+        return "\n".join(repository.text(path).strip() + "\n" for path in paths)
+
+    return build
+
+
+def translated_pages(pattern: str) -> Build:
+    """Markdown pages without included files and comments, where a translation has its original."""
+
+    def build(repository: Repository) -> str:
+        page = "\n\n".join(repository.text(path) for path in repository.paths(pattern))
+        page = re.sub(r"<!--.*?-->|\{\{.*?\}\}", "", page, flags=re.DOTALL)
+        page = re.sub(r"\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", page)
+        return re.sub(r"\n\s*\n\s*\n", "\n\n", page).strip() + "\n"
+
+    return build
+
+
 def proposals(repository: Repository) -> str:
     """Proposals for Python whose authors placed them in the public domain."""
     texts = [repository.text(f"peps/pep-{number:04}.rst") for number in PROPOSALS]
@@ -423,6 +448,31 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "rust-lang-de/rustbook-de",
         "4aafbc0ebecbb81479c19517a83c414a3212ed5d",
         lambda repository: files(repository.paths(r"^src/ch0[1345789]-.*\.md$"))(repository),
+    ),
+    "arsene_lupin": (
+        "gutenbergbooks/32854",
+        "1b4652046a5baff7dd9ba57a4c50506b30d13af8",
+        book("32854-0.txt"),
+    ),
+    "physiologie_du_gout": (
+        "gutenbergbooks/22741",
+        "cddbb8baf459e5c97935a986493e466cfcd90e48",
+        part("22741-0.txt", " " * 29 + "MÉDITATION. I", " " * 28 + "MÉDITATION XIV."),
+    ),
+    "lettres_persanes": (
+        "gutenbergbooks/30268",
+        "7a70e6e5a3122f8c557d62260d615340dcf1baf1",
+        part("30268-0.txt", "LETTRE I.", "FIN DU TOME PREMIER."),
+    ),
+    "code_civil": (
+        "steeve/france.code-civil",
+        "159d0518486cba8b3777c12380ecf1787887fbfc",
+        articles(r"^Livre (Ier/Titre (Ier|II|III|IV|V|VI|VII|X)|II/Titre [^/]*)/.*\.md$"),
+    ),
+    "langage_rust": (
+        "Jimskapt/rust-book-fr",
+        "7e03466026bfe4afa9ac230009b6ea737e69a140",
+        translated_pages(r"^FRENCH/src/ch0[1-9]-.*\.md$"),
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""
