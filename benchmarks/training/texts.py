@@ -389,6 +389,26 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "3fce3b5bb0236da2df6d99672afb8a719642eca7",
         files(("GUIDE.md", "FAQ.md", "CHANGELOG.md")),
     ),
+    "trafalgar": (
+        "GITenberg/Trafalgar_16961",
+        "9016fc6acc4cb38eec421d6ea46dd718a18d9779",
+        book("16961-8.txt"),
+    ),
+    "facundo": (
+        "gutenbergbooks/33267",
+        "772380a7b062d39d395f4c2c9e3d09f03723dfd9",
+        part("33267-0.txt", "CAPÍTULO PRIMERO", "CAPÍTULO VII"),
+    ),
+    "mexican_constitution": (
+        "ceyusa/constitucion-mexicana",
+        "e06dea5e7fd085d387dff2e03029b924787d5e1e",
+        pages(r"^CPEUM/(0[0-8]\d|12[3-9]|13\d)\.rst$"),
+    ),
+    "open_source_guides_spanish": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/es/.*\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
