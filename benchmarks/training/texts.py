@@ -409,6 +409,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "ebc9678e39b55ff5e5c8801d1960904692188e90",
         pages(r"^_articles/es/.*\.md$"),
     ),
+    "rust_book_spanish": (
+        "RustLangES/rust-book-es",
+        "a000a1dde143b3f66baa20582fb173bd184cf9a1",
+        pages(r"^src/ch(00|01|02|04|07|14|16|18)-.*\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
