@@ -414,6 +414,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "a000a1dde143b3f66baa20582fb173bd184cf9a1",
         pages(r"^src/ch(00|01|02|04|07|14|16|18)-.*\.md$"),
     ),
+    "michelet_the_sea_spanish": (
+        "gutenbergbooks/26284",
+        "9e925ad534f190f943d20d93247065ba314dc4ed",
+        part("26284-0.txt", "OJEADA A LOS MARES", "RENACIMIENTO POR EL MAR"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
