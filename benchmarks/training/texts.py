@@ -474,6 +474,36 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "7e03466026bfe4afa9ac230009b6ea737e69a140",
         translated_pages(r"^FRENCH/src/ch0[1-9]-.*\.md$"),
     ),
+    "trafalgar": (
+        "GITenberg/Trafalgar_16961",
+        "9016fc6acc4cb38eec421d6ea46dd718a18d9779",
+        book("16961-8.txt"),
+    ),
+    "facundo": (
+        "gutenbergbooks/33267",
+        "772380a7b062d39d395f4c2c9e3d09f03723dfd9",
+        part("33267-0.txt", "CAPÍTULO PRIMERO", "CAPÍTULO VII"),
+    ),
+    "mexican_constitution": (
+        "ceyusa/constitucion-mexicana",
+        "e06dea5e7fd085d387dff2e03029b924787d5e1e",
+        pages(r"^CPEUM/(0[0-8]\d|12[3-9]|13\d)\.rst$"),
+    ),
+    "open_source_guides_spanish": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/es/.*\.md$"),
+    ),
+    "rust_book_spanish": (
+        "RustLangES/rust-book-es",
+        "a000a1dde143b3f66baa20582fb173bd184cf9a1",
+        pages(r"^src/ch(00|01|02|04|07|14|16|18)-.*\.md$"),
+    ),
+    "michelet_the_sea_spanish": (
+        "gutenbergbooks/26284",
+        "9e925ad534f190f943d20d93247065ba314dc4ed",
+        part("26284-0.txt", "OJEADA A LOS MARES", "RENACIMIENTO POR EL MAR"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
