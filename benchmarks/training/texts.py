@@ -163,6 +163,19 @@ MANUAL = (
     "doc/faq.rst",
 )
 
+CHINESE_LAWS = (
+    "社会法/劳动合同法(2012-12-28).md",
+    "民法典/婚姻家庭编.md",
+    "民法典/继承编.md",
+    "民法典/侵权责任编.md",
+    "民法典/人格权编.md",
+    "经济法/旅游法(2018-10-26).md",
+    "经济法/反食品浪费法(2021-04-29).md",
+    "经济法/野生动物保护法(2022-12-30).md",
+    "行政法/出境入境管理法(2012-06-30).md",
+    "宪法相关法/国旗法(2020-10-17).md",
+)
+
 TEXTS: dict[str, tuple[str, str, Build]] = {
     "moby_dick": (
         "GITenberg/Moby-Dick--Or-The-Whale_2701",
@@ -388,6 +401,26 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "BurntSushi/ripgrep",
         "3fce3b5bb0236da2df6d99672afb8a719642eca7",
         files(("GUIDE.md", "FAQ.md", "CHANGELOG.md")),
+    ),
+    "rulin_waishi": (
+        "gutenbergbooks/24032",
+        "853e8387a5c2bcede1bc2de5220630278ada0619",
+        book("24032-0.txt"),
+    ),
+    "lu_xun_nahan": (
+        "gutenbergbooks/27166",
+        "74550fd03215856ee20ce7b8ff101e0018605064",
+        book("27166-0.txt"),
+    ),
+    "chinese_laws": (
+        "LawRefBook/Laws",
+        "2f4c5c23716267af9dbebbbbd6cbbf732b101981",
+        files(CHINESE_LAWS),
+    ),
+    "open_source_guides_chinese": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/zh-hans/.*\.md$"),
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""
