@@ -422,6 +422,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "ebc9678e39b55ff5e5c8801d1960904692188e90",
         pages(r"^_articles/zh-hans/.*\.md$"),
     ),
+    "cooking_guide_chinese": (
+        "Anduin2017/HowToCook",
+        "cbeb536760320efe24f9a61fe354a318d5887e30",
+        pages(r"^(tips|dishes/(aquatic|meat_dish|soup))/.*\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
