@@ -427,6 +427,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "cbeb536760320efe24f9a61fe354a318d5887e30",
         pages(r"^(tips|dishes/(aquatic|meat_dish|soup))/.*\.md$"),
     ),
+    "shuihu_zhuan": (
+        "hexhero/book-txt",
+        "b46b8dda733b74f0173757d37a513099c9690173",
+        part("水浒传.txt", " 第01回", " 第32回"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
