@@ -188,6 +188,19 @@ MANUAL = (
     "doc/faq.rst",
 )
 
+CHINESE_LAWS = (
+    "社会法/劳动合同法(2012-12-28).md",
+    "民法典/婚姻家庭编.md",
+    "民法典/继承编.md",
+    "民法典/侵权责任编.md",
+    "民法典/人格权编.md",
+    "经济法/旅游法(2018-10-26).md",
+    "经济法/反食品浪费法(2021-04-29).md",
+    "经济法/野生动物保护法(2022-12-30).md",
+    "行政法/出境入境管理法(2012-06-30).md",
+    "宪法相关法/国旗法(2020-10-17).md",
+)
+
 TEXTS: dict[str, tuple[str, str, Build]] = {
     "moby_dick": (
         "GITenberg/Moby-Dick--Or-The-Whale_2701",
@@ -503,6 +516,36 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "gutenbergbooks/26284",
         "9e925ad534f190f943d20d93247065ba314dc4ed",
         part("26284-0.txt", "OJEADA A LOS MARES", "RENACIMIENTO POR EL MAR"),
+    ),
+    "rulin_waishi": (
+        "gutenbergbooks/24032",
+        "853e8387a5c2bcede1bc2de5220630278ada0619",
+        book("24032-0.txt"),
+    ),
+    "lu_xun_nahan": (
+        "gutenbergbooks/27166",
+        "74550fd03215856ee20ce7b8ff101e0018605064",
+        book("27166-0.txt"),
+    ),
+    "chinese_laws": (
+        "LawRefBook/Laws",
+        "2f4c5c23716267af9dbebbbbd6cbbf732b101981",
+        files(CHINESE_LAWS),
+    ),
+    "open_source_guides_chinese": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/zh-hans/.*\.md$"),
+    ),
+    "cooking_guide_chinese": (
+        "Anduin2017/HowToCook",
+        "cbeb536760320efe24f9a61fe354a318d5887e30",
+        pages(r"^(tips|dishes/(aquatic|meat_dish|soup))/.*\.md$"),
+    ),
+    "shuihu_zhuan": (
+        "hexhero/book-txt",
+        "b46b8dda733b74f0173757d37a513099c9690173",
+        part("水浒传.txt", " 第01回", " 第32回"),
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""
