@@ -134,7 +134,7 @@ def main() -> None:
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, **options) as esa:
             # Without a finder only words are searched, and no model reads the document.
-            by_words = esa.preset.answer.finder is None and not esa.preset.answer.needs_kv_cache
+            by_words = esa.preset.answer.finds_by_bm25_only
             book = esa.open(document) if by_words else esa.ingest(document)
             rows = [row(esa, book, one, given.max_new_tokens) for one in questions]
         for one in rows:
