@@ -1,9 +1,9 @@
 """Questions about texts with the places of their answers, and the texts themselves.
 
 A folder of pairs has one file `NAME.jsonl` a text: a header with `name`, `sha256` of the text that
-`read_document` extracts, `characters`, and its `language` unless it is English; then one pair a line, with character offsets [start,
-end) of the answer (null: the text does not tell it) and of the passage. The texts are files
-`NAME.*` in another folder.
+`read_document` extracts, `characters`, and its `language` unless it is English; then one pair a
+line, with character offsets [start, end) of the answer (null: the text does not tell it) and of the
+passage. The texts are files `NAME.*` in another folder.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ GROUP = 64
 def find_wrong_windows(
     texts: Sequence[TrainingText], data: TrainingData, encoder: TokenEncoder | None
 ) -> Integers:
-    """Returns by an encoder, or by BM25 without one, for each of P pairs the numbers of the best windows that neither overlap the passage
-    nor have the answer's words, (P, COUNT), padded with -1; none for absent questions."""
+    """Returns for each of P pairs the numbers of the best windows, by an encoder or by BM25 without
+    one, that neither overlap the passage nor have the answer's words, (P, COUNT), padded with -1;
+    none for absent questions."""
     out, base = np.full((len(data.pairs.text), COUNT), -1, dtype=np.int32), 0
     for number, (text, tokens) in enumerate(zip(texts, data.texts, strict=True)):
         score = make_scorer(text, tokens, encoder)
