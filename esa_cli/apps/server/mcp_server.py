@@ -189,7 +189,7 @@ class McpDocumentTools:
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
-            "answer": reply.text_with_certainty.strip(), "found": reply.found,
+            "answer": reply.text_with_marks.strip(), "found": reply.found,
             "certainty": reply.certainty, "passages": results,
             "model": self.esa.name, "note": _format_result_note(notes, unread),
         }  # fmt: skip

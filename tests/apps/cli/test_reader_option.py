@@ -56,6 +56,25 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Comple
     assert "[4]" not in user
 
 
+def test_a_sentence_that_no_passage_supports_is_marked(
+    esa: Esa, note: str, preset: list[str], server: CompletionServer
+) -> None:
+    server.modes[:] = ["invented"]
+    asked = ["ask", note, QUESTION, *preset, "--reader", server.url]
+    result = esa(*asked)
+    answer = "The gate opens at nine [1]. It was built by Ann Brown in 1803."
+    assert result.out == f"{answer}\n"
+    (line,) = (line for line in result.err.splitlines() if line.startswith("  ? "))
+    assert line.endswith("(It was built by Ann Brown in 1803.)")
+    assert "1803, " in line
+    report = Path("report.html")
+    first, second = esa(*asked, "--quiet", "--json", "--report", str(report)).data["sentences"]
+    assert (first["supported"], first["passage"], first["missing"]) == (True, 1, [])
+    assert (second["supported"], second["missing"][0]) == (False, "1803")
+    assert answer[second["start"] : second["end"]] == "It was built by Ann Brown in 1803."
+    assert "in 1803. [? not in the passages: 1803" in report.read_text("utf-8")
+
+
 @pytest.mark.process
 def test_our_own_server_reads_for_another(
     esa: Esa, note: str, preset: list[str], server: CompletionServer
