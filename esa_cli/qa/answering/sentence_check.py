@@ -36,7 +36,7 @@ MIN_QUOTED_WORDS = 4
 """The minimum number of words in quotation marks that must occur in a passage; fewer words may be a
 title, or a word that the answer itself puts in quotation marks."""
 MAX_MISSING = 3
-"""The maximum number of words of a sentence that are named as missing."""
+"""The maximum number of words that are named as missing from a sentence that fits no passage."""
 _QUOTED = re.compile(r"[\"“”„«»]([^\"“”„«»\n]+)[\"“”«»]")
 _OMITTED = re.compile(r"\[[^\]]*\]|\.\.\.|…")
 _CITATION = re.compile(r"[\[【](\d{1,3}(?:\s*[,;–-]\s*\d{1,3})*)[\]】]|\bpassages? \d{1,3}\b", re.I)
@@ -166,9 +166,8 @@ class _ShownPassages:
         missing += [name for name in self._find_names(sentence) if self._lacks_word(name)]
         absent = [word for stem, word in words.items() if stem not in self._all_words]
         passage = self._find_fitting_passage(sentence, words, cited, tells_nothing_new=not absent)
-        if passage is None:
-            known = " ".join(missing)
-            missing += [word for word in absent if word not in known][:MAX_MISSING]
+        if passage is None and not missing:
+            missing = absent[:MAX_MISSING]
         return passage, tuple(dict.fromkeys(missing))
 
     def _find_fitting_passage(

@@ -133,13 +133,13 @@ def test_a_sentence_fits_by_its_words_or_by_late_interaction() -> None:
 
 def test_a_cited_passage_comes_first() -> None:
     texts = [MILL, BOAT, MILL]
-    for answer, cited in (
-        ("The mill burned down [3].", 3), ("The mill burned down. [1, 3]", 3),
-        ("The mill burned down (passage 1).", 1), ("The mill burned down [2].", 3),
-        ("The mill burned down [9].", 3),
+    for answer, passage in (
+        ("The mill burned down.", 1), ("The mill burned down [3].", 3),
+        ("The mill burned down. [2, 3]", 3), ("The mill burned down (passage 3).", 3),
+        ("The mill burned down [2].", 1), ("The mill burned down [9].", 1),
     ):  # fmt: skip
-        (one,) = check(answer, texts, late=(0.6, 0.1, 0.7))
-        assert (one.passage, one.supported) == (cited, True), answer
+        (one,) = check(answer, texts)
+        assert (one.passage, one.supported) == (passage, True), answer
     first, second = check("The boat lay at the pier. [2] Bea left a lamp. [1]", texts)
     assert (first.passage, second.missing) == (2, ("Bea",))
 
@@ -151,7 +151,7 @@ def test_offsets_include_citations_and_overlap_nowhere() -> None:
     assert texts == ["The boat lay in Ulm. [2]", "Bea, 7, left a lamp [1].", "It rained in Rome."]
     reply = Reply(answer, sentences=checked)
     marks = re.findall(r" \[\? (.+?)\]", reply.text_with_marks)
-    assert marks == ["not in the passages: 7, Bea", "not in the passages: Rome, rained"]
+    assert marks == ["not in the passages: 7, Bea", "not in the passages: Rome"]
     assert re.sub(r" \[\? .+?\]", "", reply.text_with_marks) == answer
     assert Reply("Ulm", certainty="perhaps").text_with_marks == "perhaps: Ulm"
 
