@@ -53,8 +53,9 @@ _NOT_TOLD = re.compile(
 _ABOUT_ANSWER = """
 according passage document text source excerpt context state say mention describe indicate base
 question answer summary here hope help let know any other feel free ask great please glad sure yes
-certainly course hello thank however moreover furthermore nevertheless nonetheless additional
-additionally meanwhile likewise perhaps thus final finally instead otherwise also therefore overall
+certainly course hello thank oh although besides unlike none however moreover furthermore
+nevertheless nonetheless additional additionally meanwhile likewise perhaps thus final finally
+instead otherwise also therefore overall
 """
 """Words about the answer itself, and words that join sentences: no passage need contain them."""
 _NUMBER = re.compile(r"\d+(?:[.,'’\u00a0\u202f]\d+)*")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import properties  # noqa: F401
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Reply
 from esa_cli.qa.answering.sentence_check import LEAST_LATE, check_answer_sentences
@@ -154,6 +157,26 @@ def test_offsets_include_citations_and_overlap_nowhere() -> None:
     assert marks == ["not in the passages: 7, Bea", "not in the passages: Rome"]
     assert re.sub(r" \[\? .+?\]", "", reply.text_with_marks) == answer
     assert Reply("Ulm", certainty="perhaps").text_with_marks == "perhaps: Ulm"
+
+
+PARTS = st.sampled_from(
+    [MILL, BOAT, "Bea", "1,340", "twelve", ". ", '"', "“", "…", "[1]", "[2, 9]", "[", "\n", "\n\n",
+     "- ", "3. ", "# ", "**", ":", " ", "no passage says ", "水车。", "\U0001f600", "\ud800", "\0"]
+) | st.text(max_size=6)  # fmt: skip
+
+
+@given(st.lists(PARTS, max_size=12))
+def test_whatever_is_answered_has_places_in_order(parts: list[str]) -> None:
+    answer = "".join(parts).strip()
+    checked, at = check(answer), 0
+    for one in checked:
+        assert at <= one.start < one.end <= len(answer)
+        assert one.supported == (not one.missing)
+        assert one.passage in (None, 1, 2)
+        at = one.end
+    marked = Reply(answer, sentences=checked).text_with_marks
+    marks = [f" [? {one.format_mark()}]" for one in checked if not one.supported]
+    assert len(marked) == len(answer) + sum(map(len, marks))
 
 
 @pytest.mark.parametrize(
