@@ -361,6 +361,26 @@ class PassageSearch:
         return ReducedQueries(queries[0].cpu(), weights[0].cpu())
 
     @torch.inference_mode()
+    def score_passages(
+        self, text: str, passages: Sequence[Passage], books: Sequence[Book]
+    ) -> list[float] | None:
+        """Returns the late interaction of a text with each of some passages of the documents; None
+        if a passage has no token index of the preset's model, whose scores alone are known."""
+        if self._encoder is None or not self._encoder.uses_preset_model:
+            return None
+        indexes = {book.document.name: (book.index, book.spans) for book in books}
+        queries, weights = self._encoder.encode_questions([text])
+        scores = list[float]()
+        for passage in passages:
+            keys, spans = indexes[passage.document]
+            if keys is None:
+                return None
+            bounds = find_token_bounds(spans, torch.tensor([(passage.start, passage.end)]))
+            products = compute_window_products(queries[0].cpu(), keys, *bounds)
+            scores.append(float(products[0] @ weights[0].cpu()))
+        return scores
+
+    @torch.inference_mode()
     def find_passages_to_read(
         self, question: str, books: Sequence[Book], count: int, earlier_text: str = ""
     ) -> list[Passage]:
