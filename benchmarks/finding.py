@@ -3,8 +3,8 @@
     python benchmarks/finding.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
 Prints how many of the answerable questions of `book_questions/` have their passage among 1, 3, 8
-and 16 found ones, by words alone (BM25) and by late interaction. As in the default, one of 8 and two of 16 are of those that words
-put first. Nothing is read again, and no answer is given.
+and 16 found ones, by words alone (BM25) and by late interaction. As in the default, one of 8 and
+two of 16 are of those that words put first. Nothing is read again, and no answer is given.
 """
 
 from __future__ import annotations

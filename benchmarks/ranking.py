@@ -113,10 +113,11 @@ def find_rank(question: Question, late: Tensor, words: float) -> int:
     total = late @ question.late + words * share
     scores = WindowScores(total, share, total > -1, read=True)
     windows = question.finder.index.windows
-    right = {(w.start, w.end) for w, is_right in zip(windows, question.right, strict=True) if is_right}
+    places = zip(windows, question.right.tolist(), strict=True)
+    right = {(window.start, window.end) for window, is_right in places if is_right}
     found = question.finder.pick_best_passages(scores, max(DEPTHS))
-    places = [n for n, one in enumerate(found, 1) if (one.start, one.end) in right]
-    return min(places, default=max(DEPTHS) + 1)
+    ranks = [n for n, one in enumerate(found, 1) if (one.start, one.end) in right]
+    return min(ranks, default=max(DEPTHS) + 1)
 
 
 def count(ranks: Sequence[int]) -> str:

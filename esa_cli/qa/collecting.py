@@ -62,8 +62,9 @@ def choose_passages_to_read(
     """Chooses the passages that the reader model reads, by how well they fit the question.
 
     Args:
-        minimum: the minimum probability. None means all of at most `WHOLE` passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
-            reduced keys, whose score misses passages that share no word with the question.
+        minimum: the minimum probability. None means all of at most `WHOLE` passages, else
+            passages that reach `SIEVE` or `NEAR`, and all of documents without reduced keys, whose
+            score misses passages that share no word with the question.
         all_passages: whether all passages are chosen, whatever their scores are."""
     finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
     found, index = finder.score_windows(question, reduced=reduced), finder.index

@@ -12,13 +12,7 @@ from finder_asker import asker as asker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import (
-    ABOVE,
-    Book,
-    Passage,
-    PassageSearch,
-    add_token_ranges,
-)
+from esa_cli.qa.finding.passage_finder import ABOVE, Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.presets.preset import load_preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
@@ -91,9 +85,7 @@ def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
     assert {one.document for one in passages} == {"story.txt"}, "the other has no such word"
     assert len(passages) == 8
     reply = asker.ask("zeppelin", [read], evidence=8)
-    alone = asker.find_passages(
-        "zeppelin", [read], count=asker.preset.answer.passages, minimum=0.0
-    )
+    alone = asker.find_passages("zeppelin", [read], count=asker.preset.answer.passages, minimum=0.0)
     assert {(e.start, e.end) for e in reply.evidence} <= {(one.start, one.end) for one in alone}
 
 

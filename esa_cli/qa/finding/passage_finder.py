@@ -41,7 +41,7 @@ from esa_cli.storage.memory_store import PrefilledDocument, locate_document_text
 from esa_cli.system.text import ENGLISH, SPACELESS_CHARACTER, find_question_words
 
 AROUND = (4, 32, 128)
-"""Numbers of neighbours whose late interaction counts for a window: a page, some pages, a chapter."""
+"""Numbers of neighbours whose late interaction counts, too: a page, some pages, a chapter."""
 BY_WORDS = 8
 """One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
 FITS = 0.6
@@ -148,11 +148,12 @@ class Ranking:
             return cls()
         with convert_read_errors(str(path), "use --finder words"):
             facts = json.loads(path.read_text("utf-8"))
-            late, late_odds, bm25_odds = (
-                tuple(map(float, facts[name])) for name in ("late", "late_odds", "bm25_odds")
-            )
-            if (len(late), len(late_odds), len(bm25_odds)) != (1 + len(AROUND), 3, 2):
-                raise ValueError(f"{RANKING} must have {1 + len(AROUND)}, 3 and 2 weights")
+            late = tuple(map(float, facts["late"]))
+            if len(late) != 1 + len(AROUND):
+                raise ValueError(f"late must have {1 + len(AROUND)} weights")
+            intercept, own, behind = map(float, facts["late_odds"])
+            bm25_intercept, bm25_own = map(float, facts["bm25_odds"])
+            late_odds, bm25_odds = (intercept, own, behind), (bm25_intercept, bm25_own)
             return cls(late, float(facts["words"]), late_odds, bm25_odds)
 
     def compute_bm25_odds(self, words: Tensor) -> Tensor:

@@ -271,5 +271,5 @@ def test_other_documents_change_no_score_unless_they_have_a_better_window() -> N
 def test_a_damaged_ranking_is_refused(tmp_path: Path, content: str) -> None:
     assert Ranking.load(tmp_path) == Ranking()
     (tmp_path / "ranking.json").write_text(content, "utf-8")
-    with pytest.raises(ModelError, match="ranking.json"):
+    with pytest.raises(ModelError, match=r"ranking\.json"):
         Ranking.load(tmp_path)

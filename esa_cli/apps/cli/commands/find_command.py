@@ -102,7 +102,8 @@ class FindCommandOptions(options.DocumentSearchOptions):
             "--min PROBABILITY",
             "Minimum probability that a passage has the answer, by default 0. With --all or "
             "--files, show passages by probability, not by their words.",
-            min=0, max=1,
+            min=0,
+            max=1,
         ),
     ] = None
     shows_all: Annotated[
@@ -253,7 +254,8 @@ def print_passages_with_marked_words(passages: Sequence[Passage], question: str)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += [terminal.make_printable_line(passage.chapter)] if passage.chapter else []
-        details += [f"characters {passage.start}-{passage.end}", f"probability {passage.probability or 0.0:.2f}"]
+        probability = f"probability {passage.probability or 0.0:.2f}"
+        details += [f"characters {passage.start}-{passage.end}", probability]
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
@@ -278,7 +280,8 @@ class CollectCommandOptions(options.DocumentSearchOptions):
             "--min PROBABILITY",
             "Read only passages with at least this probability of the finder; by default 0.002, or "
             "less if the passage is nearly as good as the best. Up to 200 passages are all read.",
-            min=0, max=1,
+            min=0,
+            max=1,
         ),
     ] = None
     reads_all: Annotated[bool, option("--all", "Read all passages, however improbable.")] = False
