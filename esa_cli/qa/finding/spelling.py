@@ -33,7 +33,10 @@ class SpellingIndex:
         pairs, edges = _encode_pairs(text), _decode_characters(text)[:-1] == ord(_EDGE)
         # One number for each pair of each stem: sorted, they are by pairs and then by stems.
         owners = edges.cumsum() - 1
-        self._keys = numpy.unique(pairs * len(stems) + owners)
+        self._lengths = numpy.bincount(owners, minlength=len(stems)) - 1
+        keys = pairs * len(stems) + owners
+        keys.sort()  # much faster than `numpy.unique`
+        self._keys = keys[numpy.diff(keys, prepend=-1) > 0]
         self._sizes = numpy.bincount(self._keys % max(1, len(stems)), minlength=len(stems))
         self._first = pairs[edges]  # the edge and the first letter
 
@@ -55,12 +58,13 @@ class SpellingIndex:
         weights = {number: float(dice[number]) ** 2 for number in alike.tolist()}
         # A last part has all its pairs in the compound, but for its first letter after the edge.
         contained = shared >= numpy.minimum(self._sizes, len(pairs)) - 1
-        for number in numpy.flatnonzero(contained & (shared >= SHORTEST_PART - 1)).tolist():
+        contained &= (self._lengths >= SHORTEST_PART) & (len(stem) >= SHORTEST_PART)
+        for number in numpy.flatnonzero(contained).tolist():
             part, whole = sorted((stem, self._stems[number]), key=len)
-            if len(part) >= SHORTEST_PART and whole.endswith(part):
+            if whole.endswith(part):
                 weight = PART * len(part) / len(whole)
                 weights[number] = max(weights.get(number, 0.0), weight)
-        return sorted(weights.items(), key=lambda one: -one[1])[:MOST]
+        return sorted(weights.items(), key=lambda one: (-one[1], one[0]))[:MOST]
 
 
 def _decode_characters(text: str) -> Any:
