@@ -49,8 +49,8 @@ END = re.compile(
 _SHORT = """
 Mr Mrs Ms Dr Prof St Jr Sr Capt Col Gen Fig vs Messrs Lt Sgt Rev Hon Gov Mt Ste Mme Mmes Mlle Mlles
 MM Mgr Sra Srta Dra Hr Sig Dott Avv Chr Mio Mrd bzw ggf inkl vgl sog evtl ca approx viz cf Fr Fa rd
-med gem exkl zzgl Hrsg éd av apr Av ex eks Ing Lic Gral Excmo Excma Dña Dn EE Arq Dhr mevr bijv Ir Drs
-drs np tj ul prof им Им ул напр проф акад св κ κα डॉ प्रो पं
+med gem exkl zzgl Hrsg éd av apr Av ex eks Ing Lic Gral Excmo Excma Dña Dn EE Arq Dhr mevr bijv Ir
+Drs drs np tj ul prof им Им ул напр проф акад св κ κα डॉ प्रो पं
 """
 SHORT = frozenset(_SHORT.split())
 """Abbreviations before a name or a noun: their full stop ends no sentence."""

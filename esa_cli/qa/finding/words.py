@@ -191,17 +191,17 @@ class LexicalIndex:
         tables = [one or list_sentence_words(text) for one, text in zip(known, texts, strict=True)]
         self.languages = dict.fromkeys(table.language for table in tables)
         self._vocabulary: dict[str, int] = {}
-        words = [self._number_words(table) for table in tables]
+        numbers = [self._number_words(table) for table in tables]
         narrow = [table.cut_windows(WINDOW_WORDS) for table in tables]
         self.windows = list(chain.from_iterable(narrow))
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
-        self._own = self._build_bm25_index(words, narrow)
+        self._own = self._build_bm25_index(numbers, narrow)
         # For each size of windows around: their BM25, the nearest to each window, its weight.
         self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _find_nearest_windows(narrow, wide)
-            self._around.append((self._build_bm25_index(words, wide), nearest, weight))
+            self._around.append((self._build_bm25_index(numbers, wide), nearest, weight))
 
     def _number_words(self, table: SentenceWords) -> tuple[Any, list[int]]:
         """Returns the numbers of the words of a text, (n,) int64, and where each sentence ends."""

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from esa_cli.qa.finding.spelling import (
-    ALIKE,
-    MOST,
-    PART,
-    SHORTEST,
-    SHORTEST_PART,
-    SpellingIndex,
-)
+from esa_cli.qa.finding.spelling import ALIKE, MOST, PART, SHORTEST, SHORTEST_PART, SpellingIndex
 from esa_cli.qa.finding.words import LexicalIndex, find_sentence_spans
 
 
@@ -91,7 +84,8 @@ def test_a_similar_word_counts_less_than_the_word_and_is_not_had() -> None:
     index = LexicalIndex([ENGLISH])
     exact, similar = map(index.compute_bm25_scores, ("government", "goverment"))
     assert 0 < similar.max() < exact.max()
-    assert index.has_word("governments") and not index.has_word("goverment")
+    assert index.has_word("governments")
+    assert not index.has_word("goverment")
 
 
 def test_single_chinese_characters_count() -> None:
