@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
@@ -66,7 +66,7 @@ class Esa:
         events: IngestEvents | None = None, planner: IngestPlanner | None = None,
         reader: Reader | None = None, session: Session | None = None,
     ) -> None:  # fmt: skip
-        from esa_cli.qa.finding.finder_choice import load_finder
+        from esa_cli.qa.finding.finder_choice import load_finder, load_ranking
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_predicate
         from esa_cli.qa.ingestion.ingest import TokenIndexIngester
@@ -81,7 +81,7 @@ class Esa:
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
-        self.search = PassageSearch(encoder, answer.words)
+        self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None
         if not answer.needs_kv_cache:
             self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)
@@ -281,7 +281,7 @@ class Esa:
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
-        from esa_cli.qa.reading.reader import SamplingParams
+        from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
         started, first = time.perf_counter(), list[float]()
         books = _drop_duplicate_documents(books, "ask about")
@@ -319,6 +319,10 @@ class Esa:
                 reader, sampling = self.reader, free
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
+                if reader is self.reader:
+                    questions = [*(turn.question for turn in history), question]
+                    shown = passages[:MAX_PASSAGES]
+                    reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
         passages, weights = compute_passage_weights(reply.evidence, placed)
         self._last = books, weights
@@ -348,10 +352,23 @@ class Esa:
                 return sections.quote_section(self.search, book, asked)
             if self.documents.keep and library is not None and library.exists:
                 folder = library.root / "summaries"
-            return sections.summarise_section(
+            reply = sections.summarise_section(
                 self.reader, question, book.document, asked.section, sampling, on_text,
                 folder=folder, progress=progress,
             )  # fmt: skip
+            return self._check_sentences(reply, [question], reply.evidence, books)
+
+    def _check_sentences(
+        self, reply: Reply, questions: Sequence[str], passages: Sequence[Passage],
+        books: Sequence[Book],
+    ) -> Reply:  # fmt: skip
+        """Checks the sentences of an answer that the other model wrote from these passages."""
+        from esa_cli.qa.answering.sentence_check import check_answer_sentences
+
+        score = partial(self.search.score_passages, passages=passages, books=books)
+        lowercase = self._is_usually_lowercase
+        checked = check_answer_sentences(reply.text, questions, passages, lowercase, score)
+        return replace(reply, sentences=checked)
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
         """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""

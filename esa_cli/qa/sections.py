@@ -317,7 +317,6 @@ def summarise_section(
         reply = reader.answer(question, passages, (), sampling, on_text)
     if path is not None:
         path.unlink(missing_ok=True)
-    # The sentences of the summary will be checked here against `parts`.
     return replace(reply, evidence=parts, answered_from="section")
 
 
