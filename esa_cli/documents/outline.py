@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -37,24 +37,19 @@ first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelft
 erst zweit dritt viert funft sechst siebt acht neunt zehnt elft zwolft dreizehnt vierzehnt
 premier deuxieme troisieme quatrieme cinquieme sixieme septieme huitieme neuvieme dixieme onzieme
 primer segund tercer cuart quint sext septim octav noven decim
+premiere seconde
 """
-_NUMBERS = {
-    word: number
-    for words in [*_NUMBER_WORDS.strip().split("\n"), "premiere seconde"]
-    for number, word in enumerate(words.split(), 1)
-}
+_LISTS = map(str.split, _NUMBER_WORDS.strip().split("\n"))
+_NUMBERS = {word: str(number) for words in _LISTS for number, word in enumerate(words, 1)}
 _ROMAN = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
-_ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-_CHINESE_DIGITS = {letter: number for number, letter in enumerate("零一二三四五六七八九")}
-_CHINESE_DIGITS |= {"〇": 0, "两": 2, "兩": 2}
-_CHINESE_UNITS = {"十": 10, "百": 100, "千": 1000}
-_CHINESE_NUMBER = "[\\d〇零一二三四五六七八九十百千两兩]{1,7}"
-CHINESE = re.compile(rf"(?:正文 ?)?第({_CHINESE_NUMBER})([章回节節条條卷部])")
+_VALUES = dict(zip("IVXLCDM十百千", (1, 5, 10, 50, 100, 500, 1000, 10, 100, 1000), strict=True))
+_VALUES |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0}
+CHINESE = re.compile(r"(?:正文 ?)?第([\d〇零一二三四五六七八九十百千]{1,7})([章回节節条條卷部])")
 WORD = re.compile(r"§|[^\W_]+(?:[.-]\d+)*")
-_ORDINAL = re.compile(r"t(?:es|er|e)$")
 _SEPARATORS = " \t\u3000.:)—–-、："
 _LINE = re.compile(r"[^\n]+")
 _BLANK_NEXT = re.compile(r"[ \t\r]*(?:\n[ \t\r]*(?:\n|$)|$)")
+_TITLE_BELOW = re.compile(r"\s*([^\n]{1,80})\n[ \t\r]*\n")
 _MAX_HEADING = 120
 """The maximum length of a line that is a heading, in characters."""
 _MIN_GAP = 400
@@ -62,39 +57,21 @@ _MIN_GAP = 400
 _DENSE = 20
 """A text with fewer empty lines than one in so many has none around its headings."""
 _ZONE = 40_000
-"""The number of characters at both ends of a text, and below headings such as "Contents", where
-contents pages are looked for."""
+"""Contents pages are looked for in so many characters at both ends of a text, and below a heading
+such as "Contents"."""
 _MAX_TEXT = 20_000_000
-"""The number of characters of a text from which on it is not searched for headings."""
-_CONTENTS = frozenset(
-    [
-        "contents",
-        "table of contents",
-        "index",
-        "inhalt",
-        "inhaltsverzeichnis",
-        "sachregister",
-        "sommaire",
-        "table des matieres",
-        "indice",
-        "indice general",
-        "tabla de contenidos",
-        "indice analitico",
-        "inhoud",
-        "sumario",
-        "indice alfabetico",
-        "目录",
-        "目錄",
-        "目次",
-        "索引",
-        "содержание",
-        "оглавление",
-    ]
-)
+"""The maximum length of a text in which headings are looked for, in characters."""
+_MAX_REPEATS = 4
+"""A line that comes so often is no entry of a contents page, unless it has a page number."""
+_CONTENTS_NAMES = """
+contents|table of contents|index|inhalt|inhaltsverzeichnis|sachregister|sommaire|inhoud|sumario
+table des matieres|indice|indice general|tabla de contenidos|indice analitico|indice alfabetico
+目录|目錄|目次|索引|содержание|оглавление
+"""
+_CONTENTS = frozenset(re.split(r"[|\n]", _CONTENTS_NAMES.strip()))
 """The headings, without accents, of contents pages and indexes."""
-_PAGE_AT_END = re.compile(
-    r"(?:[ \t]|\.\.|\. |…|,)[ .…,–-]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
-)
+_PAGE = re.compile(r"(?:[ \t]|\.\.|…|,)[ .…,]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$")
+_LEADER = re.compile(r"\.\.|\. |…|,|[ \t]{3}")
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
 
@@ -119,6 +96,15 @@ class Section(NamedTuple):
     is_contents: bool = False
 
 
+class _Line(NamedTuple):
+    start: int
+    end: int
+    key: str
+    has_page: bool
+    may_begin_contents: bool
+    is_alone: bool
+
+
 def find_sections(document: Document) -> list[Section]:
     """Returns the chapters and sections of a document in the order of the text."""
     return _find_sections(document.text, document.marks)
@@ -131,8 +117,7 @@ def find_contents(document: Document) -> list[tuple[int, int]]:
 
 
 def fold(text: str) -> str:
-    """Returns a text in lower case, without accents, and with one space for other characters than
-    letters and digits."""
+    """Returns the words of a text in lower case, without accents, with one space between them."""
     if not text.isascii():
         letters = unicodedata.normalize("NFKD", text)
         text = "".join(letter for letter in letters if not unicodedata.combining(letter))
@@ -144,71 +129,61 @@ def parse_number(word: str) -> str:
     if word[:1].isdecimal():
         return re.sub(r"\d+", lambda digits: str(int(digits[0])), word)
     if word and _ROMAN.fullmatch(word):
-        values = [_ROMAN_DIGITS[letter] for letter in word]
-        pairs = zip(values, [*values[1:], 0], strict=True)
+        pairs = pairwise([*map(_VALUES.__getitem__, word), 0])
         return str(sum(-value if value < following else value for value, following in pairs))
-    if word and all(letter in _CHINESE_DIGITS or letter in _CHINESE_UNITS for letter in word):
-        total, digit = 0, 0
+    if word and all(letter in _VALUES and letter > "z" for letter in word):
+        total = digit = 0
         for letter in word:
-            if unit := _CHINESE_UNITS.get(letter):
-                total, digit = total + (digit or 1) * unit, 0
+            if letter in "十百千":
+                total, digit = total + (digit or 1) * _VALUES[letter], 0
             else:
-                digit = _CHINESE_DIGITS[letter]
+                digit = _VALUES[letter]
         return str(total + digit)
-    folded = fold(word)
-    ends = (folded, folded[:-1], folded[:-2])
-    return next((str(_NUMBERS[end]) for end in ends if end in _NUMBERS), "")
+    folded = fold(word)  # of ordinals without their endings
+    return next(
+        (_NUMBERS[one] for one in (folded, folded[:-1], folded[:-2]) if one in _NUMBERS), ""
+    )
 
 
 def parse_heading(line: str) -> tuple[str, str, str] | None:
     """Returns the kind, number and title of a line that begins as headings with a number do; the
     number is `?` if it is a German ordinal that is not known."""
     if chinese := CHINESE.match(line):
-        kind, number, end = KINDS[chinese[2]][0], parse_number(chinese[1]), chinese.end()
-        return kind, number, line[end:].lstrip(_SEPARATORS)
-    words = list(_iterate_words(line, 3))
-    if len(words) > 1 and words[1][0] == "the":  # `Book the First`
-        del words[1]
-    if not words or words[0][1] > 0:
+        number, title = parse_number(chinese[1]), line[chinese.end() :].lstrip(_SEPARATORS)
+        return KINDS[chinese[2]][0], number, title
+    first = WORD.match(line)
+    second = WORD.search(line, first.end()) if first else None
+    if second and second[0] == "the":  # `Book the First`
+        second = WORD.search(line, second.end())
+    if first is None:
         return None
-    (first, _, end), kind = words[0], KINDS.get(fold(words[0][0]) or words[0][0])
-    number = parse_number(first)
-    if len(words) > 1:
-        second, _, second_end = words[1]
-        other = KINDS.get(fold(second))
-        if kind and (number := parse_number(second)):
-            end = second_end
-        elif other and (number or _ORDINAL.search(first)) and not first[0].isdecimal():
-            kind, number, end = other, number or "?", second_end
-    if not number or (not kind and fold(first) in _NUMBERS):
+    kind, number, end = KINDS.get(fold(first[0]) or first[0]), parse_number(first[0]), first.end()
+    if second and kind and (number := parse_number(second[0])):
+        end = second.end()
+    elif second and (other := KINDS.get(fold(second[0]))) and not first[0][0].isdecimal():
+        is_ordinal = number or first[0].endswith(("tes", "ter", "te"))
+        kind, number, end = (other, number or "?", second.end()) if is_ordinal else (kind, "", end)
+    if not number or (not kind and fold(first[0]) in _NUMBERS):
         return None
     title = line[end:].lstrip(_SEPARATORS)
-    apart = line[end : len(line) - len(title)].strip(" \t") or line[end : end + 2].isspace()
-    if title and not apart and (title[0].islower() or not line[end].isspace()):
-        return None
+    gap = line[end : len(line) - len(title)]
+    if title and len(gap) < 2 and gap in ("", " ") and (title[0].islower() or not gap):
+        return None  # `Part of`, `4th`
     return kind[0] if kind else "", number, title
-
-
-def _iterate_words(line: str, most: int) -> Iterator[tuple[str, int, int]]:
-    """Yields the first words of a line with the offsets of their beginnings and ends."""
-    for _, found in zip(range(most), WORD.finditer(line[:_MAX_HEADING]), strict=False):
-        yield found[0], *found.span()
 
 
 @lru_cache(maxsize=16)
 def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
     contents = _find_contents(text, marks)
-    starts = [start for start, _ in contents]
-
-    def is_in_contents(offset: int) -> bool:
-        at = bisect_right(starts, offset) - 1
-        return at >= 0 and offset < contents[at][1]
-
-    marked = list(_iterate_marked_headings(text, marks))
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
-    lines = _iterate_heading_lines(text, marks)
-    found = [one for one in lines if one.start < whole and not is_in_contents(one.start)]
+
+    def is_in_contents(start: int) -> bool:
+        return any(first <= start < end for first, end in contents)
+
+    marked = list(_iterate_marked_headings(text, marks))
+    found = [one for one in _iterate_heading_lines(text, marks) if one.start < whole]
+    found = [one for one in found if not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     numbered = [one for one in found if not one.kind]
     if len(marked) > 1 or sum(one.level > 1 for one in named) > 2:
@@ -218,9 +193,8 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
     for _, one in sorted(by_start.items()):
         if one.number == "?":
             one = one._replace(number=str(last.get(one.kind, 0) + 1))
-        repeats = headings and headings[-1][2:4] == one[2:4] and one.number and one.kind
-        if not repeats:  # else it is the head of another page
-            headings.append(one)
+        if not (headings and one.kind and one.number and headings[-1][2:4] == one[2:4]):
+            headings.append(one)  # else it is the head of another page
         if one.number.isdecimal():
             last[one.kind] = int(one.number)
     out, later = list[Section](), list[Section]()
@@ -228,77 +202,65 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
         while later and later[-1].level > one.level:
             later.pop()
         end = later[-1].start if later else max(whole, one.start)
-        own = is_in_contents(one.start) or fold(one.title) in _CONTENTS
-        out.append(one._replace(end=end, is_contents=own))
+        is_contents = is_in_contents(one.start) or fold(one.title) in _CONTENTS
+        out.append(one._replace(end=end, is_contents=is_contents))
         later.append(one)
     return out[::-1]
 
 
-def _iterate_marked_headings(text: str, marks: Iterable[Mark]) -> Iterator[Section]:
+def _choose_level(kind: str, number: str) -> int:
+    return KINDS[kind][1] if kind else 1 + len(re.split("[.-]", number))
+
+
+def _iterate_marked_headings(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
     """Yields the headings that the reader of a format has marked."""
     last = None
     for mark in marks:
         if mark.chapter and mark.chapter != last:
-            hashes = re.match("#{1,6}", text[mark.start : mark.start + 6])
+            hashes = re.match("#{1,6}", text[mark.start : mark.start + 6])  # of Markdown
             kind, number, title = parse_heading(mark.chapter) or ("", "", mark.chapter)
             level = len(hashes[0]) if hashes else _choose_level(kind, number)
             yield Section(mark.chapter, title or mark.chapter, kind, number, level, mark.start)
         last = mark.chapter
 
 
-def _choose_level(kind: str, number: str) -> int:
-    depth = 1 + len(re.split("[.-]", number)) if number else 2
-    return KINDS[kind][1] if kind else depth
-
-
 def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
     """Yields the lines of a text that may be headings, because of how they begin."""
-    if len(text) > _MAX_TEXT:
-        return
-    is_dense, is_blank, last = _has_few_blank_lines(text, marks), True, 0
-    for found in _LINE.finditer(text):
+    is_dense, is_blank, last = _is_dense(text, marks), True, 0
+    for found in _LINE.finditer(text[:_MAX_TEXT]):
         line, is_blank = found[0].strip(" \t#"), is_blank or found.start() > last + 1
         before, is_blank, last = is_blank, not line, found.end()
-        if not line or not (line[0].isupper() or line[0].isdecimal() or line[0] in "§第正"):
-            continue
-        if not (before or is_dense or line[0] in "第正"):
+        begins = bool(line) and (line[0].isupper() or line[0].isdecimal() or line[0] in "§第正")
+        if not begins or not (before or is_dense or line[0] in "第正"):
             continue
         if (heading := parse_heading(line)) is None:
             continue
         kind, number, title = heading
-        follows_blank = bool(_BLANK_NEXT.match(text, last))
+        after = _BLANK_NEXT.match(text, last) is not None
+        is_prose = len(line) > _MAX_HEADING or (line[-1] in "。，；,;" and not (kind and before))
+        is_item = title and (title[0].islower() or not any(map(str.isalpha, title)))
+        is_item = is_item or not (after or (is_dense and title))
         if kind == "article" and title:
             line, title = line[: len(line) - len(title)].rstrip(), ""
-        elif (
-            len(line) > _MAX_HEADING
-            or (line[-1] in "。，；,;" and not (kind and before))
-            or (not kind and not (follows_blank or (is_dense and title)))
-            or (not kind and title and not _is_title(title))
-        ):
+        elif is_prose or (is_item and not kind):
             continue
-        if not title and follows_blank and kind != "article":
-            below = re.compile(r"\s*([^\n]{1,80})\n[ \t\r]*\n").match(text, last)
-            if below and not parse_heading(below[1].strip()):
-                title = below[1].strip()
-                line = f"{line} {title}"
-        start = found.start() + len(found[0]) - len(found[0].lstrip(" \t#"))
+        elif not title and after and (below := _TITLE_BELOW.match(text, last)):
+            words = below[1].strip(" \t\r#")
+            if words and parse_heading(words) is None:
+                line, title = f"{line} {words}", words
+        start = found.end() - len(found[0].lstrip(" \t#"))
         yield Section(line, title, kind, number, _choose_level(kind, number), start)
-
-
-def _is_title(words: str) -> bool:
-    """Whether the words after a number may be the title of a section, and not an item of a list."""
-    return not words[0].islower() and any(map(str.isalpha, words)) and len(words) <= 90
 
 
 def _choose_chains(candidates: Sequence[Section]) -> Iterator[Section]:
     """Yields the candidates whose numbers continue each other as those of sections do."""
     chains = list[tuple[str, list[Section]]]()
     for one in candidates:
-        end = len(WORD.match(one.heading)[0])
-        style = one.heading[end : end + 1].strip() + str(one.heading[0].isdecimal())
-        for chain in reversed(chains):
-            if chain[0] == style and _continues(one.number, chain[1][-1].number):
-                chain[1].append(one)
+        after = WORD.sub("", one.heading, count=1)[:1].strip()
+        style = f"{one.heading[0].isdecimal()}{after}"
+        for other_style, chain in reversed(chains):
+            if other_style == style and _continues(one.number, chain[-1].number):
+                chain.append(one)
                 break
         else:
             if one.number in ("1", "1.1", "0"):
@@ -314,35 +276,31 @@ def _continues(number: str, earlier: str) -> bool:
     may be missing."""
     new, old = number.split("."), earlier.split(".")
     if len(new) > len(old):
-        return new[: len(old)] == old and all(part == "1" for part in new[len(old) :])
+        return new[: len(old)] == old and set(new[len(old) :]) == {"1"}
     at = len(new) - 1
-    if new[:at] != old[:at] or not (new[at].isdecimal() and old[at].isdecimal()):
-        return False
-    return 0 < int(new[at]) - int(old[at]) <= 2
+    is_same = new[:at] == old[:at] and new[at].isdecimal() and old[at].isdecimal()
+    return is_same and 0 < int(new[at]) - int(old[at]) <= 2
+
+
+def _is_dense(text: str, marks: Sequence[Mark]) -> bool:
+    """Whether empty lines are rare, but for those between the pages of a PDF."""
+    pages = len({mark.page for mark in marks})
+    return (text.count("\n\n") - pages) * _DENSE < text.count("\n")
 
 
 def _make_key(line: str) -> tuple[str, bool]:
     """Returns the words by which a line of a contents page and its heading are equal, and whether
-    the line ends in a page number after dots, spaces or a comma. Kind and number are left out if a title follows them."""
+    the line ends in a page number after dots, spaces or a comma. The words are those of the title,
+    or of the whole line if there is no title."""
     line = _LINK.sub("]", line.strip().lstrip("#-*+•[ \t"))
     heading = parse_heading(line)
     if heading and not heading[2]:
         return fold(line), False
-    page = _PAGE_AT_END.search(line[-_MAX_HEADING:])
-    bare = line[: len(line) - len(page[0])] if page and page.start() > 1 else line
-    heading = parse_heading(bare)
-    title = fold(heading[2]) if heading and heading[2] else ""
-    is_apart = page is not None and re.search(r"\.\.|\. |…|,|[ \t]{3}", page[0]) is not None
-    return title or fold(bare if heading is None else line), is_apart
-
-
-class _Line(NamedTuple):
-    start: int
-    end: int
-    key: str
-    has_page: bool
-    watched: bool
-    is_alone: bool
+    if (page := _PAGE.search(line[-_MAX_HEADING:])) and page.start() > 1:
+        line = line[: len(line) - len(page[0])]
+        heading = parse_heading(line)
+    has_page = page is not None and _LEADER.search(page[0]) is not None
+    return fold(heading[2] if heading and heading[2] else line), has_page
 
 
 @lru_cache(maxsize=16)
@@ -350,26 +308,25 @@ def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
     if len(text) > _MAX_TEXT:
         return []
     lines, places = list[_Line](), dict[str, list[int]]()
-    zone, is_dense = min(_ZONE, 1000 + len(text) // 8), _has_few_blank_lines(text, marks)
-    last, watched = -2, zone  # characters up to `watched` may be a contents page
+    zone, is_dense, last = min(_ZONE, 1000 + len(text) // 8), _is_dense(text, marks), -2
+    near = zone  # up to this character, contents pages are looked for
     for found in _LINE.finditer(text):
         start, end = found.span()
         if found[0].isspace():
             continue
-        watched = max(watched, len(text) if start > len(text) - zone else 0)
+        near = len(text) if start > len(text) - zone else near
+        is_alone = (start > last + 1 and not is_dense) or found[0].startswith("#")
         key, has_page = "", False
-        if end - start <= _MAX_HEADING and (is_dense or start < watched or start > last + 1):
+        if end - start <= _MAX_HEADING and (is_dense or start < near or is_alone):
             key, has_page = _make_key(found[0])
-            watched = max(watched, start + zone if key in _CONTENTS else 0)
+            near = max(near, start + zone) if key in _CONTENTS else near
         if len(key) > 2 or not key.isascii():
             places.setdefault(key, []).append(len(lines))
-        is_alone = found[0].startswith("#") or (start > last + 1 and not is_dense)
-        lines.append(_Line(start, end, key, has_page, start < watched, is_alone))
+        lines.append(_Line(start, end, key, has_page, start < near, is_alone))
         last = end
     out, at = list[tuple[int, int]](), 0
     while at < len(lines):
-        titled = lines[at].key in _CONTENTS
-        end = _find_end_of_contents(lines, places, at + titled, titled) if lines[at].watched else 0
+        end = _find_end_of_contents(lines, places, at) if lines[at].may_begin_contents else 0
         if end:
             out.append((lines[at].start, lines[end - 1].end))
         at = max(end, at + 1)
@@ -378,47 +335,36 @@ def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
 
 
 def _find_end_of_contents(
-    lines: Sequence[_Line], places: dict[str, list[int]], first: int, is_titled: bool
-) -> int:
-    """Returns the number of the line after a contents page that begins at line `first`, or 0.
-
-    Args:
-        places: the numbers of the lines with each key.
-        is_titled: whether a heading such as "Contents" is above; fewer lines suffice then."""
-    entries, keys, at, paged = list[int](), set[str](), first, 0
-    is_behind = 2 * first > len(lines)  # a contents page at the end of a book
+    lines: Sequence[_Line], places: dict[str, list[int]], first: int
+) -> int:  # fmt: skip
+    """Returns the number of the line after a contents page that begins at line `first`, or 0;
+    `places` has the numbers of the lines with each key."""
+    is_titled = lines[first].key in _CONTENTS  # fewer entries suffice then
+    is_behind = is_titled and 2 * first > len(lines)  # a contents page at the end of a book
+    first += is_titled
+    entries, keys, at = list[int](), set[str](), first
     while at < min(len(lines), (entries or [first])[-1] + (7 if is_titled else 4)):
         line, same = lines[at], places.get(lines[at].key, [at])
-        if line.key in keys and len(same) <= 3:
+        if line.key in keys and len(same) < _MAX_REPEATS:
             break  # the text has begun
-        comes_again = same[-1] > at or (is_titled and is_behind and same[0] < first)
-        if line.has_page or (comes_again and len(same) <= 4):
+        comes_again = same[-1] > at or (is_behind and same[0] < first)
+        if line.has_page or (comes_again and len(same) <= _MAX_REPEATS):
             entries.append(at)
             keys.add(line.key)
-            paged += line.has_page
         elif not is_titled and at == first:
-            return 0  # a page begins with an entry
+            return 0
         at += 1
     if len(entries) < (3 if is_titled else 5):
         return 0
-    end = last = entries[-1] + 1
-    if is_behind:
-        last = 0
-    again = list[int]()  # where the entries are headings
-    for number in entries:
-        same = places.get(lines[number].key, [])
+    end = entries[-1] + 1
+    last, again = 0 if is_behind else end, list[int]()  # where the entries are headings
+    for same in (places.get(lines[number].key, []) for number in entries):
         at = bisect_right(same, last - 1)
-        if len(same) <= 4 and at < len(same) and not first <= same[at] < end:
+        if at < len(same) <= _MAX_REPEATS and not first <= same[at] < end:
             last = same[at] + 1
-            if is_titled or lines[same[at]].is_alone:
-                again.append(lines[same[at]].start)
+            again += [lines[same[at]].start] if is_titled or lines[same[at]].is_alone else []
     size, count = lines[end - 1].end - lines[first].start, end - first
     if len(again) * 3 >= max(count, 7) and again[-1] - again[0] >= 5 * size:
         return end
+    paged = sum(lines[number].has_page for number in entries)
     return end if is_titled and 2 * paged >= count else 0
-
-
-def _has_few_blank_lines(text: str, marks: Sequence[Mark]) -> bool:
-    """Whether empty lines are rare, but for those between the pages of a PDF."""
-    pages = len({mark.page for mark in marks})
-    return (text.count("\n\n") - pages) * _DENSE < text.count("\n")

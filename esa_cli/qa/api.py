@@ -311,8 +311,10 @@ class Esa:
         sampling = SamplingParams(*limits, seed)
         asked = self.spans.check_length(question)
         free = replace(sampling, max_new_tokens=max_new_tokens)
-        reply = self._answer_about_section(question, placed, free, forward_text_piece, progress)
-        if reply is None:
+        about = self._answer_about_section(question, placed, free, forward_text_piece, progress)
+        if about is not None:
+            reply = about
+        else:
             passages = self._rank_passages_for_question(question, placed, history)
             reader: Reader = self.spans
             if self.reader is not None and passages:

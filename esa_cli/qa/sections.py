@@ -40,64 +40,43 @@ from esa_cli.system.text import digest_text
 _REQUEST = re.compile(
     r"(?:please |(?:can|could) you (?:please )?)?(?:"
     r"(?P<says>what (?:does|do) (?=.* (?:say|state|contain|cover)$)|was sagt |was steht in |"
-    r"que dit |que dice )|"
-    r"summari[sz]e |outline |describe |explain |tell me about |recap |"
+    r"que dit |que dice )|(?P<explain>describe |explain |tell me about )|"
+    r"summari[sz]e |outline |what (?:happens|happened|is said|i?s|stands) in |"
     r"(?:give|write)(?: me)? (?:an? |the )?(?:\w+ )?(?:summary|outline|overview|account) of |"
-    r"what (?:happens|happened|is said|is told) in |what (?:i?s|stands) in |what (?:is|are) (?=.* about$)|"
-    r"fasse? |was (?:passiert|geschieht) in |worum geht es in |"
+    r"what (?:is|are) (?=.* about$)|fasse? |was (?:passiert|geschieht) in |worum geht es in |"
     r"resume[rz]? |que se passe t il dans |de quoi (?:parle|traite) |"
     r"resum[ae]n? |que (?:pasa|ocurre|sucede) en |de que trata )"
     r"(?:(?:the|der|die|das|den|dem|le|la|l|el|los) )?(?P<object>.*)"
 )
 """Matches a folded request for the contents of something."""
-_ABOUT_ANYTHING = re.compile(r"(?i:\W*(?:please |can you |could you )*(?:describe|explain|tell)\b)")
 _CHINESE_REQUEST = re.compile("总结|總結|概括|概述|[讲講说說写寫]了?什[么麼]|内容|內容")
 _AFTER_OBJECT = re.compile(
-    r" (?:say|tell us|state|contain|cover|(?:talk )?about|deal with|zusammen|please|briefly"
+    r"(?: (?:say|tell us|state|contain|cover|about|zusammen|please|briefly"
     r"|in (?:\w+ ){1,3}(?:sentences?|words?|lines?|paragraphs?)"
-    r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
+    r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report)))+$"
 )
-_WHOLE = frozenset(
-    f"{before}{noun}"
-    for noun in [
-        "it",
-        "book",
-        "document",
-        "text",
-        "file",
-        "novel",
-        "report",
-        "paper",
-        "buch",
-        "dokument",
-        "livre",
-        "libro",
-    ]
-    for before in ("", "this ", "whole ", "entire ", "ganze ", "ganzen ", "dieses ")
+_ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
+_WHOLE = re.compile(
+    "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
+    "(?:it|book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
-_LINKS = frozenset(
-    [
-        "of",
-        "in",
-        "from",
-        "the",
-        "and",
-        "der",
-        "die",
-        "das",
-        "des",
-        "du",
-        "de",
-        "la",
-        "le",
-        "el",
-        "los",
-        "i",
-    ]
-)
-_LAST = frozenset(
-    ["last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo", "ultima"]
-)
+_LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
+_LINKS = {
+    "of",
+    "in",
+    "from",
+    "the",
+    "and",
+    "der",
+    "die",
+    "das",
+    "des",
+    "du",
+    "de",
+    "la",
+    "le",
+    "el",
+}
 _LEVELS = dict(KINDS.values())
 COUNT, MAX_BEGINNING = 4, 700
 """The number of central sentences that are quoted, and the most characters of a beginning."""
@@ -121,8 +100,8 @@ class AskedSection(NamedTuple):
 
     document: int
     section: Section
-    says: bool
-    others: int
+    says: bool = False
+    others: int = 0
 
 
 def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSection | None:
@@ -131,22 +110,22 @@ def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSec
     request = _REQUEST.match(fold(question))
     if request is None and not _CHINESE_REQUEST.search(question):
         return None
-    wanted, shorter = request["object"] if request else "", ""
-    while shorter != wanted:
-        wanted, shorter = _AFTER_OBJECT.sub("", wanted), wanted
-    says, names = bool(request and request["says"]), " ".join(one.name for one in documents)
+    wanted = _AFTER_OBJECT.sub("", request["object"]) if request else ""
+    names = " ".join(one.name for one in documents)
+    if request and request["explain"] and not KINDS.keys() & set(wanted.split()):
+        return None  # "Describe Ahab" means no title
     found = [
-        (number, section)
+        AskedSection(number, section, bool(request and request["says"]))
         for number, document in enumerate(documents)
         for section in find_named_sections(question, wanted, find_sections(document), names)
     ]
-    if not found and len(documents) == 1 and wanted in {fold(Path(names).stem), *_WHOLE}:
-        whole = Section(names, names, "", "", 0, 0, len(documents[0].text))
-        return AskedSection(0, whole, says, 0)
+    stem = fold(Path(names).stem)
+    if not found and len(documents) == 1 and (wanted == stem or _WHOLE.fullmatch(wanted)):
+        return AskedSection(0, Section(names, names, "", "", 0, 0, len(documents[0].text)))
     # A heading without a text below is a line of a contents page that was not recognised.
-    longest = max((one.end - one.start for _, one in found), default=0)
-    found = [one for one in found if 10 * (one[1].end - one[1].start) >= longest]
-    return AskedSection(*found[0], says, len(found) - 1) if found else None
+    longest = max((one.section.end - one.section.start for one in found), default=0)
+    found = [one for one in found if 10 * (one.section.end - one.section.start) >= longest]
+    return found[0]._replace(others=len(found) - 1) if found else None
 
 
 def find_named_sections(
@@ -156,39 +135,32 @@ def find_named_sections(
     title: `wanted`, folded. `names` are words of the question that do not matter, as of files."""
     sections = [one for one in sections if not one.is_contents]
     references = sorted(_iterate_references(question), key=lambda one: _LEVELS[one[0]])
-    known = {*_LINKS, *_LAST, *fold(names).split()}
-    others = [word for word in wanted.split() if word not in KINDS and word not in known]
-    others = [word for word in others if not (parse_number(word) or parse_number(word.upper()))]
-    if references and len(others) > 2:
+    known = {*KINDS, *_LINKS, *_LAST, *fold(names).split()}
+    words = (word for word in wanted.split() if word not in known)
+    if references and sum(not parse_number(word.upper()) for word in words) > 2:
         return []  # "Explain what Jim finds in chapter 3"
     found, inside = list[Section](), sections
     for kind, number in references:
         # Chapters may have numbers alone, and other names where there are no chapters.
-        kinds = ({kind}, {""}, {name for name, level in _LEVELS.items() if level > 1})
+        kinds = [{kind}, {""}, {name for name, level in _LEVELS.items() if level > 1}]
         for fitting in kinds if _LEVELS[kind] > 1 else kinds[:1]:
             found = [one for one in inside if one.kind in fitting and one.number]
-            found = [one for one in found if number in (one.number, "last")]
-            if found:
+            if found := [one for one in found if number in (one.number, "last")]:
                 break
         found = found[-1:] if number == "last" else found
         inside = [one for one in sections if any(_contains(outer, one) for outer in found)]
     if references or not wanted:
         return found
-    named = wanted.split()[0] in KINDS
-    title = _without_article(wanted.partition(" ")[2] if named else wanted)
-    if not named and _ABOUT_ANYTHING.match(question):
-        return []  # "Describe Ahab"
+    kind_word, _, title = wanted.partition(" ")
+    named = kind_word in KINDS and bool(title)
+    title = _ARTICLE.sub("", title if named else wanted)
     return [
         one
         for one in sections
         if wanted in (fold(one.heading), fold(one.number))
-        or (title and title == _without_article(fold(one.title)))
-        or (named and title and f"{fold(one.heading)} ".startswith(f"{wanted} "))
+        or title == _ARTICLE.sub("", fold(one.title))
+        or (named and f"{fold(one.heading)} ".startswith(f"{wanted} "))
     ]
-
-
-def _without_article(folded_title: str) -> str:
-    return re.sub("^(?:the|an?|der|die|das|le|la|l|el) ", "", folded_title)
 
 
 def _contains(outer: Section, inner: Section) -> bool:
@@ -203,13 +175,12 @@ def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         if kind := KINDS.get(fold(word) or word):
             number = parse_number(after) or parse_number(after.upper())
-            if not number and before[:1].isdigit():
-                number = re.sub(r"\D.*", "", before)  # the 3rd chapter
-            number = number or parse_number(before) or "last" * (fold(before) in _LAST)
-            if number:
+            number = number or re.sub(r"(?<=\d)\D+$", "", parse_number(before))  # the 3rd chapter
+            if number := number or "last" * (fold(before) in _LAST):
                 yield kind[0], number
 
 
+@torch.inference_mode()
 def find_central_sentences(
     search: PassageSearch, book: Book, section: Section, count: int = COUNT
 ) -> list[tuple[int, int]]:
@@ -217,61 +188,56 @@ def find_central_sentences(
     order: of those with many frequent words of the section, the ones with the highest mean late
     interaction with all its sentences. Without a token index the words alone decide."""
     text, table = book.document.text, book.words or list_sentence_words(book.document.text)
-    spans, counts = table.spans.tolist(), table.counts.tolist()
-    own = [n for n, (start, end) in enumerate(spans) if section.start <= start < section.end]
+    spans = [(start, end) for start, end in table.spans.tolist()]
+    own = [n for n, (start, _) in enumerate(spans) if section.start <= start < section.end]
     words = {n: set(table.ids[table.ends[n] : table.ends[n + 1]].tolist()) for n in own}
-    frequency = Counter(word for n in own for word in words[n])
-    everywhere = Counter(table.ids.tolist())
+    frequency, everywhere = Counter(w for n in own for w in words[n]), Counter(table.ids.tolist())
+    weights = {
+        word: math.log(1 + times) * math.log(len(spans) / everywhere[word])
+        for word, times in frequency.items()
+    }
+    whole = [n for n in own if table.counts[n] in SENTENCE_WORDS and text[spans[n][1] - 1] != ":"]
 
     def rate_words(n: int) -> float:
-        rare = (math.log(len(spans) / everywhere[word]) for word in words[n])
-        weights = zip(words[n], rare, strict=True)
-        return sum(math.log(1 + frequency[w]) * r for w, r in weights) / (6 + len(words[n]))
+        return sum(weights[word] for word in words[n]) / (6 + len(words[n]))
 
-    whole = [n for n in own if counts[n] in SENTENCE_WORDS and text[spans[n][1] - 1] not in ",:;"]
-    best = sorted(whole or own, key=rate_words, reverse=True)[:CHOSEN]
-    step = 1 + len(own) // COMPARED
-    others = torch.tensor([spans[n] for n in own[::step]]).reshape(-1, 2)
-    scores = dict[int, float]()
-    with torch.inference_mode():
-        for n in best if book.index is not None and len(best) > count else ():
-            reduced = search.encode_question(text[slice(*spans[n])], [book])
-            if reduced is not None:
-                bounds = find_token_bounds(book.spans, others)
-                products = compute_window_products(reduced.queries, book.index, *bounds)
-                scores[n] = float((products @ reduced.weights).mean())
-    best = sorted(best, key=lambda n: -scores.get(n, 0.0))
-    return [tuple(spans[n]) for n in sorted(best[:count])]
+    best, scores = sorted(whole or own, key=rate_words, reverse=True)[:CHOSEN], dict[int, float]()
+    others = torch.tensor([spans[n] for n in own[:: 1 + len(own) // COMPARED]]).reshape(-1, 2)
+    for n in best if len(best) > count else ():
+        reduced = search.encode_question(text[slice(*spans[n])], [book])
+        if reduced is not None and book.index is not None:
+            bounds = find_token_bounds(book.spans, others)
+            products = compute_window_products(reduced.queries, book.index, *bounds)
+            scores[n] = float((products @ reduced.weights).mean())
+    return [spans[n] for n in sorted(sorted(best, key=lambda n: -scores.get(n, 0.0))[:count])]
 
 
 def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Reply:
     """Returns a reply without a reader: where a section begins, and its first or most central
     sentences, quoted."""
     document, section = book.document, asked.section
-    text, begin = document.text, section.start
-    words = re.findall(r"\w+", section.heading)
-    if words and (head := re.compile(r"\W*" + r"\W+".join(words) + r"\W*\s").match(text, begin)):
-        begin = head.end() if head.end() < section.end else begin
+    text, begin, what = document.text, section.start, ""
+    heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"\W*\s"
+    if (found := re.compile(heading).match(text, begin)) and found.end() < section.end:
+        begin = found.end()
     if asked.says or section.end - begin <= MAX_BEGINNING:
         end = section.end
         if end - begin > MAX_BEGINNING:
-            end = max(text.rfind(stop, begin, begin + MAX_BEGINNING) for stop in ("\n\n", ". "))
-            end = end + 1 if end > begin else begin + MAX_BEGINNING
-        spans, what = [(begin, end)], ""
+            end = 1 + max(text.rfind(stop, begin, begin + MAX_BEGINNING) for stop in ("\n\n", ". "))
+            end = end or begin + MAX_BEGINNING
+        spans = [(begin, end)]
     else:
-        spans = find_central_sentences(search, book, section)
-        what = "; central sentences, quoted"
-    passages = [Passage.cut_from(document, *span) for span in spans]
-    first = Passage.cut_from(document, section.start, begin)
+        spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
+    first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
-    lines = [f"{section.heading}{others} begins at {document.name}, {format_place(first)}{what}:"]
-    for one in passages:
-        lines.append(f"“{' '.join(one.text.split())}” ({format_place(one)})")
-    return Reply("\n".join(lines), tuple(passages), answered_from="section")
+    lines = [
+        f"{section.heading}{others} begins at {document.name}, {_format_place(first)}{what}:",
+        *(f"“{' '.join(one.text.split())}” ({_format_place(one)})" for one in quoted),
+    ]
+    return Reply("\n".join(lines), tuple(quoted), answered_from="section")
 
 
-def format_place(passage: Passage) -> str:
-    """Formats the place of a passage, such as `page 3` or `line 7`."""
+def _format_place(passage: Passage) -> str:
     return f"line {passage.line}" if passage.page is None else f"page {passage.page}"
 
 
@@ -292,56 +258,52 @@ def summarise_section(
     window = min(reader.window_tokens, MAX_WINDOW)
     answer = sampling.max_new_tokens or min(MAX_TOKENS, window // 4)
     room = max(window - answer - PROMPT_TOKENS, window // 4) * TOKEN_BYTES
-    passages = list(cut_into_parts(document, section, room))
-    parts, level = tuple(passages), 0
+    parts = passages = list(_cut_into_parts(document, section, room))
     key = digest_text("\0".join([question, reader.name, repr(sampling), *(p.text for p in parts)]))
     path = folder / f"{key[:40]}.jsonl" if folder and len(parts) > 1 else None
     header = {"command": "summary", "key": key}
-    with ResultsFile(path, header, fixed_fields=["key"], key_fields=["level", "part"]) as rows:
-        while len(passages) > 1:
-            groups = [[one] for one in passages] if level == 0 else _group(passages, room)
-            if len(groups) == 1:
-                question = TOGETHER.format(question=question, section=section.heading)
-                break
+    with ResultsFile(path, header, fixed_fields=["key"], key_fields=["level", "part"]) as file:
+        level, groups = 0, [[one] for one in parts]
+        while len(groups) > 1:
             summaries = list[Passage]()
             for number, group in enumerate(groups, 1):
-                row: dict[str, object] = {"level": level, "part": number}
-                if (done := rows.find_row_with_same_key(row)) is None:
+                row = file.find_row_with_same_key({"level": level, "part": number})
+                if row is None:
                     facts = {"number": number, "count": len(groups), "section": section.heading}
                     text = reader.answer(PART.format(**facts), group, (), sampling).text
-                    rows.add_row(done := {**row, "text": text})
-                summaries.append(replace(group[0], text=done["text"]))
+                    file.add_row(row := {"level": level, "part": number, "text": text})
+                summaries.append(replace(group[0], text=row["text"]))
                 if progress:
                     progress(number, len(groups))
-            passages, level = summaries, level + 1
+            level, groups = level + 1, _group_by_size(summaries, room)
+            passages = groups[0]
+        if level:
+            question = TOGETHER.format(question=question, section=section.heading)
         reply = reader.answer(question, passages, (), sampling, on_text)
     if path is not None:
         path.unlink(missing_ok=True)
-    return replace(reply, evidence=parts, answered_from="section")
+    return replace(reply, evidence=tuple(parts), answered_from="section")
 
 
-def cut_into_parts(document: Document, section: Section, room: int) -> Iterator[Passage]:
+def _cut_into_parts(document: Document, section: Section, room: int) -> Iterator[Passage]:
     """Cuts a section into parts of at most `room` bytes, between paragraphs or else words."""
     text, start = document.text, section.start
     while start < section.end:
-        end = min(
-            section.end,
-            start + len(text[start : start + room].encode()[:room].decode("utf-8", "ignore")),
-        )
+        fitting = text[start : min(start + room, section.end)].encode("utf-8", "replace")[:room]
+        end = start + len(fitting.decode("utf-8", "ignore"))
         if end < section.end:
-            cuts = (text.rfind(gap, start + (end - start) // 2, end) for gap in ("\n\n", "\n", " "))
+            cuts = (text.rfind(gap, (start + end) // 2, end) for gap in ("\n\n", "\n", " "))
             end = next((cut + 1 for cut in cuts if cut > 0), end)
         yield Passage.cut_from(document, start, end)
         start = end
 
 
-def _group(passages: Sequence[Passage], room: int) -> list[list[Passage]]:
+def _group_by_size(passages: Sequence[Passage], room: int) -> list[list[Passage]]:
     """Groups passages, at least two and at most `MAX_PASSAGES`, that fit into `room` bytes."""
-    groups, size = list[list[Passage]](), 0
+    groups = list[list[Passage]]([[]])
     for passage in passages:
-        size += len(passage.text.encode())
-        if not groups or len(groups[-1]) == MAX_PASSAGES or (size > room and len(groups[-1]) > 1):
+        size = sum(len(one.text.encode()) for one in [*groups[-1], passage])
+        if len(groups[-1]) == MAX_PASSAGES or (size > room and len(groups[-1]) > 1):
             groups.append([])
-            size = len(passage.text.encode())
         groups[-1].append(passage)
     return groups

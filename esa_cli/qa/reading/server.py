@@ -178,7 +178,7 @@ class ServerReader:
                 return []  # not every server lists its models
             if response.status_code != 200:
                 raise self._make_refusal_error(response)
-            models = json.loads(response.content).get("data") or ()
+            models = list(json.loads(response.content).get("data") or ())
             for one in models:
                 if str(one["id"]) == (self.name or str(models[0]["id"])):  # as vLLM tells it
                     self.window_tokens = int(one.get("max_model_len") or DEFAULT_WINDOW)
