@@ -17,7 +17,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.question_form import find_referenced_turn
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
-from esa_cli.qa.api import Esa
+from esa_cli.qa.api import THOROUGH, Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import span
@@ -63,6 +63,24 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     assert reply.answer_tokens == len(f" {reply.text}")
     assert reply.question_tokens > len(QUESTION)
     assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
+
+
+def test_a_thorough_answer_is_that_of_more_passages(loaded: Any, tmp_path: Path) -> None:
+    save_tiny_reader(loaded.model, tmp_path)
+    text = " ".join(f"Boat {n} lies at the pier, and Ahab knows whose it is." for n in range(400))
+    own = f"answer.adapter={tmp_path}"
+    calls: list[tuple[int, int]] = []
+    with esa(loaded, own, f"answer.passages={THOROUGH}") as asker:
+        whole = asker.ask(QUESTION, [book(asker, text)], evidence=99)
+    with esa(loaded, own, "answer.passages=3") as asker:
+        how = {"thorough": True, "progress": lambda *counts: calls.append(counts)}
+        told = asker.ask(QUESTION, [book(asker, text)], evidence=99, **how)
+        assert len(asker.ask(QUESTION, [book(asker, text)], evidence=99).evidence) == 3
+    assert (calls[0], calls[-1]) == ((0, THOROUGH), (THOROUGH, THOROUGH))
+    assert len(told.evidence) == THOROUGH
+    assert (told.text, told.evidence) == (whole.text, whole.evidence)
+    with esa(loaded, base=()) as rows, pytest.raises(UsageError, match="thorough"):
+        rows.ask(QUESTION, [book(rows, STORY)], thorough=True)
 
 
 def test_which_of_several_documents(asker: Esa) -> None:

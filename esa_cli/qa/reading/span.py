@@ -40,6 +40,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
@@ -131,14 +132,17 @@ class SpanReader:
 
     @torch.inference_mode()
     def rank_passages(
-        self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0
-    ) -> list[Passage]:
+        self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
+        progress: Progress | None = None,
+    ) -> list[Passage]:  # fmt: skip
         """Reads passages, and sorts them by the probability that their span is the answer.
 
         Args:
-            unmentioned_share: the share of a name that no document has; lowers all log-odds."""
+            unmentioned_share: the share of a name that no document has; lowers all log-odds.
+            progress: called with (passages read, all passages); its exceptions pass through."""
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
-        readings = self.passages.read_passages(question, [one.text for one in passages])
+        texts = [one.text for one in passages]
+        readings = self.passages.read_passages(question, texts, progress)
         for one, reading in zip(passages, readings, strict=True):
             score = self.combination.compute_log_odds(one, reading)
             probability = 1 / (1 + math.exp(min(doubt - score, 700.0)))
@@ -304,18 +308,24 @@ class PassageReader:
     def _fused(self) -> FusedForward:
         return FusedForward(self.model, adapter=self._adapter)
 
-    def read_passages(self, question: str, passages: Sequence[str]) -> list[PassageReading]:
-        """Reads all passages, each with the same question, in a few forward calls."""
+    def read_passages(
+        self, question: str, passages: Sequence[str], progress: Progress | None = None
+    ) -> list[PassageReading]:
+        """Reads all passages, each with the same question, in groups of a few passages, and calls
+        `progress` before and after each group with (passages read, all passages)."""
         if self._head is None:
             return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
         prompts = [self.prompt.encode_prompt(question, self._clip(question, p)) for p in passages]
         out: dict[int, PassageReading] = {}
+        progress = combine_progress_callbacks(progress)
+        progress(0, len(prompts))
         with nullcontext() if self._adapter is None or self._fuses else self._adapter.apply():
             order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
             for group in iterate_groups(order):
                 states = self._compute_states([prompts[n].ids for n in group])
                 for n, rows in zip(group, states, strict=True):
                     out[n] = self._find_answer(passages[n], prompts[n], rows)
+                progress(len(out), len(prompts))
         return [out[n] for n in range(len(prompts))]
 
     def _clip(self, question: str, passage: str) -> str:

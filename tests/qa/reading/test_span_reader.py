@@ -15,6 +15,7 @@ from tiny_reader import make_head, make_random_adapter
 
 from esa_cli.errors import LengthError
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
+from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT
@@ -115,6 +116,23 @@ def test_each_passage_is_read_as_alone_and_by_transformers(
     assert not any(layer._forward_hooks for layer in byte_model.modules())
 
 
+def test_progress_is_told_after_each_small_group(byte_model: Any, byte_level: Any) -> None:
+    made, texts = make_reader(byte_model, byte_level), PASSAGES * 3
+    calls: list[tuple[int, int]] = []
+    told = made.read_passages(QUESTION, texts, lambda *counts: calls.append(counts))
+    assert calls == [(n, len(texts)) for n in (*range(0, len(texts), GROUP), len(texts))]
+    for passage, (odds, _) in zip(texts, told, strict=True):
+        assert odds == pytest.approx(made.read_passages(QUESTION, [passage])[0][0], abs=1e-3)
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.read_passages(QUESTION, texts, stop)
+    assert not any(layer._forward_hooks for layer in byte_model.modules())
+
+
 def test_without_an_adapter_the_span_is_the_sentence_with_the_words(byte_level: Any) -> None:
     made = PassageReader(None, PassagePrompt(byte_level, PROMPT))
     text = "He sleeps. The captain  is Ahab, of course.\nIt rains."
@@ -162,7 +180,9 @@ class FixedReader:
     def __init__(self, odds: list[float], spans: list[float | None]) -> None:
         self.odds, self.spans = odds, [None if one is None else Span(0, 2, one) for one in spans]
 
-    def read_passages(self, question: str, passages: Any) -> list[PassageReading]:
+    def read_passages(
+        self, question: str, passages: Any, progress: Any = None
+    ) -> list[PassageReading]:
         return list(map(PassageReading, self.odds, self.spans))[: len(passages)]
 
 
