@@ -12,6 +12,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -50,8 +51,8 @@ UNMENTIONED = 4.5
 
 
 class AnswerCombination:
-    """The logistic regression that gives the probability that a passage's span is the answer, fit
-    by `benchmarks/certainty.py` to answers to the development questions.
+    """The conditional logistic regression that gives the probability that a passage's span is the
+    answer, fit by `benchmarks/certainty.py` to answers to the development questions.
 
     Args:
         weights: an intercept and the weights of a reading's log-odds and of its span's
@@ -80,7 +81,8 @@ class AnswerCombination:
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
-        """Returns the log-odds that the span of a passage that was found is the answer."""
+        """Returns the log-odds that the span of a passage that was found is the answer, against no
+        passage having the answer."""
         if reading.span is None:
             return -math.inf
         weights, found = self.weights, passage.late
@@ -94,6 +96,19 @@ class AnswerCombination:
         if probability >= self.answer:
             return "answer"
         return "perhaps" if probability >= self.perhaps else "nothing"
+
+
+def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | None]) -> list[float]:
+    """Returns the probability of each passage's answer if at most one answer is right, so that more
+    passages do not make wrong answers more probable. Passages with the same answer share it.
+
+    Args:
+        log_odds: of each passage, against no passage having the answer."""
+    shares = torch.tensor([*log_odds, 0.0], dtype=torch.float64).softmax(0).tolist()
+    totals = Counter[str | None]()
+    for answer, share in zip(answers, shares, strict=False):
+        totals[answer] += share
+    return [totals[answer] for answer in answers]
 
 
 class SpanReader:
@@ -135,18 +150,24 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
         progress: Progress | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages, and sorts them by the probability that their span is the answer.
+        """Reads passages, and sorts them by the log-odds that their span is the answer.
 
         Args:
             unmentioned_share: the share of a name that no document has; lowers all log-odds.
             progress: called with (passages read, all passages); its exceptions pass through."""
-        doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
         texts = [one.text for one in passages]
         readings = self.passages.read_passages(question, texts, progress)
-        for one, reading in zip(passages, readings, strict=True):
-            score = self.combination.compute_log_odds(one, reading)
-            probability = 1 / (1 + math.exp(min(doubt - score, 700.0)))
-            span = reading.span
+        scores = list(map(self.combination.compute_log_odds, passages, readings))
+        spans = [reading.span for reading in readings]
+        answers = [
+            None if span is None else normalise_answer(text[span.start : span.end])
+            for text, span in zip(texts, spans, strict=True)
+        ]
+        doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
+        probabilities = compute_probabilities([score - doubt for score in scores], answers)
+        for one, score, probability, span in zip(
+            passages, scores, probabilities, spans, strict=True
+        ):
             quote = None if span is None else (one.start + span.start, one.start + span.end)
             out.append(replace(one, score=score, probability=probability, quote=quote))
         return sorted(out, key=lambda one: -one.score)
@@ -188,11 +209,18 @@ MAX_TOKENS = 32
 PATIENCE = 3
 """The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 HEAD_NAMES = {"start", "end", "has", "bias"}
+_ARTICLES = frozenset(("a", "an", "the"))
 
 
 def collapse_spaces(text: str) -> str:
     """Returns the text in one line, with one space in place of each run of white space."""
     return " ".join(text.split())
+
+
+def normalise_answer(text: str) -> str:
+    """Returns the words of an answer in lower case, without articles unless there is no other."""
+    words = re.findall(r"\w+", text.lower())
+    return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
 def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
