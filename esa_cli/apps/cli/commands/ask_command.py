@@ -70,7 +70,7 @@ class AskCommandOptions(options.DocumentSearchOptions):
     ] = None
     thorough: Annotated[
         bool,
-        option("--thorough", "Read 64 passages, not 8, for the answer: slower, more often right."),
+        option("--thorough", "Read 16 passages, not 8: slower, and right a little more often."),
     ] = False
 
     def choose_passage_count(self) -> int:
