@@ -184,7 +184,8 @@ class LexicalIndex:
     ) -> None:
         known = words or [None] * len(texts)
         tables = [one or list_sentence_words(text) for one, text in zip(known, texts, strict=True)]
-        self.languages = dict.fromkeys(table.language for table in tables)
+        self.document_languages = [table.language for table in tables]
+        self.languages = dict.fromkeys(self.document_languages)
         self._vocabulary: dict[str, int] = {}
         for stem in chain.from_iterable(table.vocabulary for table in tables):
             self._vocabulary.setdefault(stem, len(self._vocabulary))
