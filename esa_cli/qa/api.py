@@ -370,17 +370,33 @@ class Esa:
         self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
         progress: Progress | None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds and reads `count` passages; the passage with the best span comes first."""
-        from esa_cli.qa.answering.question_form import expand_ellipsis, find_referenced_turn
+        """Finds and reads `count` passages for a question, and again for the question after the
+        last one, as it may need that one; the passage with the most probable span comes first. A
+        span that repeats the last answer answers the last question, and is left out."""
+        from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
 
+        passages = self._find_and_read_passages(question, books, count, progress)
+        if (last := find_last_answered_turn(history)) is None:
+            return passages
+        both = f"{last.question} {question}"
+        for one in self._find_and_read_passages(both, books, count, progress):
+            start, end = one.quote or (one.start, one.start)
+            if not repeats_answer(one.text[start - one.start : end - one.start], last.answer):
+                passages.append(one)
+        best = dict[tuple[str, int], Passage]()
+        for one in sorted(passages, key=lambda one: -one.score):
+            best.setdefault((one.document, one.start), one)
+        return list(best.values())
+
+    def _find_and_read_passages(
+        self, question: str, books: Sequence[Book], count: int, progress: Progress | None
+    ) -> list[Passage]:
         assert self.spans is not None
-        whole = expand_ellipsis(question, history)
-        earlier = find_referenced_turn(question, history)
         with self.run_without_method():
             finder = self.search.get_passage_finder(books)
-            found = self.search.find_passages_to_read(whole, books, count, earlier)
-            unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
-            return self.spans.rank_passages(whole, found, unmentioned, progress)
+            found = self.search.find_passages_to_read(question, books, count)
+            unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
+            return self.spans.rank_passages(question, found, unmentioned, progress)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,

@@ -35,7 +35,7 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.answering.question_form import expand_ellipsis, validate_question, wants_free_text
+from esa_cli.qa.answering.question_form import validate_question, wants_free_text
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
@@ -177,7 +177,7 @@ class SpanReader:
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         """Answers as `Reader.answer` describes, from passages in the order of `rank_passages`."""
-        reply = self._quote_best_passage(expand_ellipsis(question, history), passages)
+        reply = self._quote_best_passage(question, passages)
         on_text(reply.text_with_certainty)
         return reply
 
