@@ -251,7 +251,7 @@ def _parse_answer_event(data: bytes) -> _AnswerPart:
         count = tokens if isinstance(tokens, int) else None
         return text if isinstance(text, str) else "", choice.get("finish_reason"), count
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise BrokenAnswerError("the answer is not the JSON of a chat completion") from error
+        raise BrokenAnswerError("the server's response is not a chat completion in JSON") from error
 
 
 def _parse_error_body(response: requests.Response) -> dict[str, Any]:
