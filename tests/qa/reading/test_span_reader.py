@@ -266,6 +266,6 @@ def test_a_question_leaves_room_for_passages() -> None:
             with pytest.raises(LengthError):
                 made.count_question_tokens("What")
     large = make_span_reader(5000)
-    assert large.check_length("x" * (5000 - span.ROOM - 3)) == 5000 - span.ROOM
+    assert large.count_question_tokens("x" * (5000 - span.ROOM - 3)) == 5000 - span.ROOM
     with pytest.raises(LengthError):
-        large.check_length("x" * (5000 - span.ROOM - 2))
+        large.count_question_tokens("x" * (5000 - span.ROOM - 2))
