@@ -79,4 +79,3 @@ def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, server: CompletionS
     assert len(bodies) > 2
     assert sum(one.count("Ishmael") for one in bodies) == 120
     assert bodies[-1].count("At nine, says [1].") == len(bodies) - 1
-    assert "reading the whole section" in result.err
