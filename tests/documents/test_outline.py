@@ -137,7 +137,7 @@ def test_an_index_at_the_end() -> None:
     [
         "\n".join(f"Rent {n}\nFood {n}\nLight {n}\nWater {n}\nCoal {n}\n" for n in range(40)),
         f"Contents\n\n{prose(1)}\n\n{prose(2)}\n",
-        "\n\n".join("Who goes there?\nA friend.\nPass, friend.\nOf whom?\nThe king." for _ in "123"),
+        "\n\n".join("Who goes there?\nA friend.\nPass.\nOf whom?\nThe king." for _ in "123"),
         "Table\n\n" + "\n".join(f"{word}      {n}" for n, word in enumerate(WORDS)) + "\n",
         "To buy:\n\n" + "\n".join(f"{n}. Fresh {word}" for n, word in enumerate(WORDS, 1)),
         prose(5) + "\n\nChapter 2 tells why.\n\n" + prose(6),
