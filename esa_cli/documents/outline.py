@@ -246,7 +246,8 @@ def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section
             continue
         elif not title and after and (below := _TITLE_BELOW.match(text, last)):
             words = below[1].strip(" \t\r#")
-            if words and parse_heading(words) is None:
+            other = parse_heading(words)  # `I Go to Bristol` is a title
+            if words and (other is None or (other[2] and not other[0])):
                 line, title = f"{line} {words}", words
         start = found.end() - len(found[0].lstrip(" \t#"))
         yield Section(line, title, kind, number, _choose_level(kind, number), start)

@@ -129,7 +129,7 @@ class SpanReader:
         self.name = parse_reference(preset.model).name
         self.passages = PassageReader.load(folder, loaded.text_model, prompt, window)
         self.combination = AnswerCombination.load(folder)
-        self._window, self._settings = window, settings
+        self.window_tokens, self._settings = window, settings
 
     def count_question_tokens(self, question: str) -> int:
         """Counts the tokens of the prompt with a question, and checks that they leave room for a
@@ -137,11 +137,11 @@ class SpanReader:
         long."""
         validate_question(question)
         tokens = len(self.passages.prompt.encode_prompt(question, "").ids)
-        need = tokens + min(ROOM, self._window // 2)
-        if need > self._window:
+        need = tokens + min(ROOM, self.window_tokens // 2)
+        if need > self.window_tokens:
             raise LengthError(
                 f"the question and a passage take {need:,} tokens; the model's window "
-                f"has {self._window:,} tokens",
+                f"has {self.window_tokens:,} tokens",
                 "ask a shorter question",
             )
         return tokens
