@@ -127,7 +127,7 @@ def fold(text: str) -> str:
 def parse_number(word: str) -> str:
     """Returns the number that a word means, such as `3` for `III`, `third` or `三`, or ""."""
     if word[:1].isdecimal():
-        return re.sub(r"\d+", lambda digits: str(int(digits[0])), word)
+        return re.sub(r"\d{1,9}", lambda digits: str(int(digits[0])), word)
     if word and _ROMAN.fullmatch(word):
         pairs = pairwise([*map(_VALUES.__getitem__, word), 0])
         return str(sum(-value if value < following else value for value, following in pairs))

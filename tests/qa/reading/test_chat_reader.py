@@ -124,11 +124,11 @@ def test_the_prompt_has_as_many_passages_as_fit(tmp_path: Path) -> None:
     one = opened(wide_model(tmp_path / "wide"))
     sizes = []
     for count in range(1, 9):
-        one._window = 10**6
+        one.window_tokens = 10**6
         sizes.append(len(one.encode_prompt("When?", PASSAGES[:count], (), 0)))
     for count, size in enumerate(sizes, 1):
         for spare, want in ((0, count), (-1, count - 1)):
-            one._window = size + 20 + spare
+            one.window_tokens = size + 20 + spare
             if want:
                 assert len(one.encode_prompt("When?", PASSAGES, (), 20)) == sizes[want - 1]
             else:
@@ -146,7 +146,7 @@ def test_an_answer_has_a_quarter_of_the_window(
 
     monkeypatch.setattr(reader_module, "generate", generated)
     for window, asked, want in ((8192, None, 1024), (3000, None, 750), (3000, 9, 9)):
-        one._window = window
+        one.window_tokens = window
         one.answer("When?", PASSAGES[:1], (), SamplingParams(asked))
         assert limits.pop() == want
 

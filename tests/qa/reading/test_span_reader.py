@@ -195,7 +195,7 @@ def make_span_reader(window: int = 100, **fields: Any) -> Any:
         encode_prompt=lambda question, passage: SimpleNamespace(ids=[1] * (len(question) + 3)),
         count_answer_tokens=lambda text: len(text) + 1,
     )
-    made.passages, made._window = SimpleNamespace(prompt=prompt), window
+    made.passages, made.window_tokens = SimpleNamespace(prompt=prompt), window
     made.combination = AnswerCombination(WEIGHTS, BM25_WEIGHTS, 0.8, 0.3)
     made._settings = SimpleNamespace(form="auto")
     vars(made).update(fields)
