@@ -70,7 +70,9 @@ table des matieres|indice|indice general|tabla de contenidos|indice analitico|in
 """
 _CONTENTS = frozenset(re.split(r"[|\n]", _CONTENTS_NAMES.strip()))
 """The headings, without accents, of contents pages and indexes."""
-_PAGE = re.compile(r"(?:[ \t]|\.\.|…|,)[ .…,]*(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$")
+_PAGE = re.compile(
+    r"(?<![ \t.…,])(?![.,]\w)[ \t.…,]+(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
+)
 _LEADER = re.compile(r"\.\.|\. |…|,|[ \t]{3}")
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")

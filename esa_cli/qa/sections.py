@@ -51,9 +51,9 @@ _REQUEST = re.compile(
 """Matches a folded request for the contents of something."""
 _CHINESE_REQUEST = re.compile("总结|總結|概括|概述|[讲講说說写寫]了?什[么麼]|内容|內容")
 _AFTER_OBJECT = re.compile(
-    r"(?: (?:say|tell us|state|contain|cover|about|zusammen|please|briefly"
+    r" (?:say|tell us|state|contain|cover|about|zusammen|please|briefly"
     r"|in (?:\w+ ){1,3}(?:sentences?|words?|lines?|paragraphs?)"
-    r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report)))+$"
+    r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
 )
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
 _WHOLE = re.compile(
@@ -110,7 +110,9 @@ def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSec
     request = _REQUEST.match(fold(question))
     if request is None and not _CHINESE_REQUEST.search(question):
         return None
-    wanted = _AFTER_OBJECT.sub("", request["object"]) if request else ""
+    wanted = request["object"] if request else ""
+    while found_end := _AFTER_OBJECT.search(wanted):
+        wanted = wanted[: found_end.start()]
     names = " ".join(one.name for one in documents)
     if request and request["explain"] and not KINDS.keys() & set(wanted.split()):
         return None  # "Describe Ahab" means no title
