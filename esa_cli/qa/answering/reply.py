@@ -76,7 +76,9 @@ class Reply:
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
-        foreign_languages: of the documents, for which the default models were not trained."""
+        foreign_languages: of the documents, for which the default models were not trained.
+        missing_words: words of the question that no document has; () with the certainty `answer`.
+            They are left out if the question is in another language than the documents."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -92,11 +94,17 @@ class Reply:
     certainty: Certainty | None = None
     probability: float | None = None
     foreign_languages: tuple[str, ...] = ()
+    missing_words: tuple[str, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:
         """The answer as people see it: `perhaps: ` stands before an uncertain one."""
         return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
+
+    def describe_missing_words(self, documents: str = "The documents") -> str:
+        """Returns a sentence that names at most three missing words, or "" if there are none."""
+        words = [f'"{word}"' for word in self.missing_words[:3]]
+        return f"{documents} never mention {' or '.join(words)}." if words else ""
 
     @property
     def doubtful(self) -> bool:
@@ -114,6 +122,7 @@ class Reply:
             "answered_from": self.answered_from,
             "read": self.read,
             "quotation": None if self.quotation is None else asdict(self.quotation),
+            "missing_words": list(self.missing_words),
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
             "timing": {
