@@ -29,6 +29,28 @@ class Quotation:
     end: int
 
 
+@dataclass(frozen=True)
+class CheckedSentence:
+    """A sentence of another model's answer that was checked against the passages.
+
+    Args:
+        start, end: characters [start, end) of the answer.
+        supported: whether the passages lack nothing of it, as far as the check sees.
+        passage: the number, from 1, of the passage that the sentence fits best, or None. It is the
+            number by which an answer cites the passage, as in `[2]`; `evidence[1]` is this passage.
+        missing: quotations, numbers, names or words that the passages lack."""
+
+    start: int
+    end: int
+    supported: bool
+    passage: int | None = None
+    missing: tuple[str, ...] = ()
+
+    def format_mark(self) -> str:
+        """Returns a line about what the passages lack."""
+        return f"not in the passages: {', '.join(self.missing)}"
+
+
 class ShadedSpan(NamedTuple):
     """Characters [start, end) of a document with a shade from 1 to 8 in a heat map."""
 
@@ -77,8 +99,9 @@ class Reply:
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
         foreign_languages: of the documents, for which the default models were not trained.
-        missing_words: words of the question that no document has; () with the certainty `answer`.
-            They are left out if the question is in another language than the documents."""
+        sentences: that were checked, if another model wrote the text from passages.
+        missing_words: names, numbers and nouns of the question that no document has in any form,
+            as far as that is known; () with the certainty `answer`."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -94,6 +117,7 @@ class Reply:
     certainty: Certainty | None = None
     probability: float | None = None
     foreign_languages: tuple[str, ...] = ()
+    sentences: tuple[CheckedSentence, ...] = ()
     missing_words: tuple[str, ...] = ()
 
     @property
@@ -105,6 +129,20 @@ class Reply:
         """Returns a sentence that names at most three missing words, or "" if there are none."""
         words = [f'"{word}"' for word in self.missing_words[:3]]
         return f"{documents} never mention {' or '.join(words)}." if words else ""
+
+    @property
+    def text_with_marks(self) -> str:
+        """`text_with_certainty`, with a mark after each sentence that no passage supports."""
+        parts, at = list[str](), 0
+        for one in self.unsupported_sentences:
+            parts.append(f"{self.text[at : one.end]} [? {one.format_mark()}]")
+            at = one.end
+        return "".join([*parts, self.text[at:]]) if parts else self.text_with_certainty
+
+    @property
+    def unsupported_sentences(self) -> list[CheckedSentence]:
+        """The checked sentences of the answer that no passage supports."""
+        return [one for one in self.sentences if not one.supported]
 
     @property
     def doubtful(self) -> bool:
@@ -122,6 +160,7 @@ class Reply:
             "answered_from": self.answered_from,
             "read": self.read,
             "quotation": None if self.quotation is None else asdict(self.quotation),
+            "sentences": [asdict(one) for one in self.sentences],
             "missing_words": list(self.missing_words),
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},

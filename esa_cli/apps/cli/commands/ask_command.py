@@ -225,6 +225,8 @@ class AskCommandRun:
 
         opts, reporter = self.opts, self.reporter
         streams = streams_answer and answer_output.writes_answer_in_pieces(self.esa)
+        # Before the spinner, which replaces sys.stdout by a stream that ends each piece as a line.
+        printer = answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None
         # Not all passages are shown, and another model may cite any that it reads.
         least = 0 if opts.as_json else MAX_PASSAGES
         reporter.show_spinner("answering")
@@ -232,7 +234,7 @@ class AskCommandRun:
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), least),
-            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None,
+            on_text=printer,
             **self.generation,
         )
         reporter.clear_spinner()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.passage_output import print_passages
+from esa_cli.apps.cli.output.passage_output import measure_width, print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.reply import Reply
@@ -67,6 +67,8 @@ def print_answer_and_passages(
     text = strip_control_chars(reply.text_with_certainty)
     if not is_printed and not comes_last:
         print(text, flush=True)
+    for line in format_unsupported_sentences(reply, reporter.live):
+        reporter.console.print(line, markup=False, soft_wrap=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
     heading = UNCERTAIN if comes_last else NEAREST if passages and has_failed else ""
     _print_notes(reply, [*filter(None, [missing]), *notes], heading, reporter)
@@ -91,6 +93,19 @@ def _print_notes(reply: Reply, notes: Sequence[str], heading: str, reporter: Rep
         reporter.warn(doubt)
     for note in filter(None, (*notes, heading)):
         reporter.show_note(note)
+
+
+def format_unsupported_sentences(reply: Reply, is_terminal: bool) -> list[str]:
+    """Formats each sentence that no passage supports as a line that fits the terminal or a pipe."""
+    from rich.cells import cell_len, set_cell_size
+
+    width, lines = measure_width(is_terminal), list[str]()
+    for one in reply.unsupported_sentences:
+        text = f"? {one.format_mark()} ({reply.text[one.start : one.end]})"
+        text = strip_control_chars("  " + " ".join(text.split()))
+        fits = cell_len(text) <= width
+        lines.append(text if fits else set_cell_size(text, width - 1).rstrip() + "…")
+    return lines
 
 
 def writes_answer_in_pieces(esa: Esa) -> bool:
@@ -118,6 +133,7 @@ def make_answer_json(
         "answered_from": reply.answered_from,
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
+        "sentences": [asdict(one) for one in reply.sentences],
         "missing_words": list(reply.missing_words),
         "evidence": [passage.as_evidence() for passage in reply.evidence],
         "model": chosen.model,

@@ -124,7 +124,7 @@ class Reporter:
     """A context manager that prints warnings and, unless `quiet`, progress on standard error.
 
     Args:
-        verbose: whether all notes and warnings are printed, so that `hold_warnings` does nothing."""
+        verbose: whether all notes and warnings are printed; `hold_warnings` then does nothing."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.is_verbose = quiet, verbose
