@@ -31,7 +31,8 @@ _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
-_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
+_OWN = "written by esa"
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN)
 """Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
@@ -66,6 +67,11 @@ class LeftOutFiles(NamedTuple):
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
         return f"{self.source}: {self.files} {files} to read; left out: {self.why}"
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a file is named, since someone may miss it; hidden files are only counted."""
+        return self.files is None or "(" in self.why
 
     def to_dict(self) -> dict[str, str]:
         return {"source": self.source, "why": self.why}
@@ -219,7 +225,7 @@ def _explain_why_file_is_left_out(file_path: str) -> str:
     except OSError:
         return f"that {_UNREADABLE}"
     if _OWN_FILE.match(head):
-        return "written by esa"
+        return _OWN
     return "binary" if not choose_reader(head, file_path).binary and looks_binary(head) else ""
 
 

@@ -101,6 +101,7 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> str:
     """Returns an HTML page with an answer and with documents in which passages are marked."""
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
+    is_certain = reply.found and reply.certainty != "perhaps"
     passages = choose_passages(reply, len(reply.evidence))
     listed = [
         f'<li value="{number}"><blockquote dir="auto">{_mark_quotation(one, reply.quotation)}'
@@ -129,7 +130,7 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> st
 <h1 dir="auto">{escape(question)}</h1>
 <p class="answer" dir="auto">{escape(reply.text_with_marks)}</p>
 {f'<p class="soft">{doubt}</p>' if reply.doubtful else ""}
-<h2 id="passages">{"What the answer rests on" if reply.found else "The nearest passages"}</h2>
+<h2 id="passages">{"What the answer rests on" if is_certain else "The nearest passages"}</h2>
 <ol>{"".join(listed)}</ol>
 {"".join(sections)}
 </body>

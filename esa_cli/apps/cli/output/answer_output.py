@@ -21,7 +21,7 @@ SHOWN = 3
 """The number of passages shown with an answer if --top does not set another."""
 NOT_FOUND = "The documents may not contain the answer."
 CUT_OFF = "The answer was cut off; --max-new-tokens allows longer answers."
-UNCERTAIN = "Not certain; the marked words may be the answer:"
+UNCERTAIN = "Not certain; the marked words may be the answer."
 NEAREST = "The nearest passages:"
 
 
@@ -70,8 +70,8 @@ def print_answer_and_passages(
     for line in format_unsupported_sentences(reply, reporter.live):
         reporter.console.print(line, markup=False, soft_wrap=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
-    heading = UNCERTAIN if comes_last else NEAREST if passages and has_failed else ""
-    _print_notes(reply, [*filter(None, [missing]), *notes], heading, reporter)
+    lead, heading = UNCERTAIN * comes_last, NEAREST * (bool(passages) and has_failed)
+    _print_notes(reply, [missing, *notes] if missing else notes, lead, heading, reporter)
     has_numbers = bool(find_cited_numbers(reply))
     print_passages(passages, reply.quotation, reporter.console, has_numbers=has_numbers)
     if comes_last:
@@ -80,16 +80,19 @@ def print_answer_and_passages(
         print(text, flush=True)
 
 
-def _print_notes(reply: Reply, notes: Sequence[str], heading: str, reporter: Reporter) -> None:
-    """Prints doubts about an answer, notes, and the passages' heading. On a terminal they are one
-    line, of the first doubt, note or warning, the number of the others, and the heading."""
+def _print_notes(
+    reply: Reply, notes: Sequence[str], lead: str, heading: str, reporter: Reporter
+) -> None:
+    """Prints doubts about an answer, and notes, between two sentences. On a terminal all are one
+    line with the first doubt, note or warning, and the number of the others."""
     doubts = [NOT_FOUND] * reply.doubtful + [CUT_OFF] * reply.cut
-    warnings = reporter.release_warnings()
+    warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
     if reporter.live and not reporter.is_verbose:
         first, *others = [*doubts, *notes, *warnings] or [""]
         more = f"({pluralize(len(others), 'more note')}: add -v)" if others else ""
-        doubts, notes, heading = [], [], " ".join(filter(None, (first, more, heading)))
-    for doubt in doubts:
+        heading = " ".join(filter(None, (lead, first, more, heading)))
+        doubts, notes, lead = [], [], ""
+    for doubt in filter(None, (lead, *doubts)):
         reporter.warn(doubt)
     for note in filter(None, (*notes, heading)):
         reporter.show_note(note)
