@@ -98,6 +98,7 @@ def format_passage_text(passage: Passage, quotation: Quotation | None, marks: st
     if quotation is not None and is_quoted(passage, quotation):
         first, last = quotation.start - passage.start, quotation.end - passage.start
     words, out = passage.text, Text()
+    last = min(last, len(words.rstrip()))
     keeps_lines = _has_meaningful_lines(passage.source)
     longest = max(map(len, words.splitlines()), default=0)
     for token in _TOKEN.finditer(words):
