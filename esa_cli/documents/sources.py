@@ -68,11 +68,6 @@ class LeftOutFiles(NamedTuple):
         files = "file" if self.files == 1 else "files"
         return f"{self.source}: {self.files} {files} to read; left out: {self.why}"
 
-    @property
-    def is_named(self) -> bool:
-        """Whether a file is named, since someone may miss it; hidden files are only counted."""
-        return self.files is None or "(" in self.why
-
     def to_dict(self) -> dict[str, str]:
         return {"source": self.source, "why": self.why}
 

@@ -11,11 +11,11 @@ import pytest
 from command import TINY, Esa, fail
 from tiny_reader import save_tiny_reader
 
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, format_unsupported_sentences
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.models import load
 from esa_cli.models.text_passes.text_forward import GROUP
-from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Reply, says_nothing_found
+from esa_cli.qa.answering.reply import NOT_TOLD, says_nothing_found
 from esa_cli.qa.reading.span import AnswerCombination
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -167,16 +167,3 @@ def test_words_that_the_documents_do_not_say() -> None:
     assert all(map(says_nothing_found, told))
     assert not says_nothing_found("He said that the documents do not say.")
     assert not says_nothing_found("The documents were burnt.")
-
-
-@pytest.mark.parametrize("width", [60, 100])
-def test_an_unsupported_sentence_is_a_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from Ulm."
-    checked = (
-        CheckedSentence(0, 17, True, 1),
-        CheckedSentence(18, len(text), False, None, ("1803",)),
-    )
-    (line,) = format_unsupported_sentences(Reply(text, sentences=checked), is_terminal=True)
-    assert line.startswith("  ? not in the passages: 1803 (It was built in 1803")
-    assert len(line) <= width

@@ -11,7 +11,7 @@ from rich.console import Console
 from esa_cli.apps.cli.output import passage_output
 from esa_cli.apps.cli.output.answer_output import print_answer_and_passages
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply
+from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 
 STORY = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 99}"
@@ -153,3 +153,15 @@ def test_warnings_are_shown_if_there_is_no_answer(monkeypatch: pytest.MonkeyPatc
         reporter.warn("esa: left out: a.png")
         assert not screen.getvalue()
     assert screen.getvalue().splitlines() == ["esa: left out: a.png"]
+
+
+def test_unsupported_sentences_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from far away."
+    checked = (
+        CheckedSentence(0, 17, True, 1),
+        CheckedSentence(18, len(text), False, None, ("1803",)),
+    )
+    lines = show(Reply(text, sentences=checked), monkeypatch)
+    assert all(len(line) <= 80 for line in lines)
+    mark = " ".join(" ".join(lines[2:]).split())
+    assert mark == f"? not in the passages: 1803 ({' '.join(text[18:].split())})"

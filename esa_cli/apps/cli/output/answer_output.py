@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.passage_output import measure_width, print_passages
+from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.reply import Reply
@@ -67,11 +67,12 @@ def print_answer_and_passages(
     text = strip_control_chars(reply.text_with_certainty)
     if not is_printed and not comes_last:
         print(text, flush=True)
-    for line in format_unsupported_sentences(reply, reporter.live):
-        reporter.console.print(line, markup=False, soft_wrap=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
     lead, heading = UNCERTAIN * comes_last, NEAREST * (bool(passages) and has_failed)
     _print_notes(reply, [missing, *notes] if missing else notes, lead, heading, reporter)
+    for one in reply.unsupported_sentences:
+        sentence = " ".join(reply.text[one.start : one.end].split())
+        reporter.warn(f"  ? {one.format_mark()} ({sentence})")
     has_numbers = bool(find_cited_numbers(reply))
     print_passages(passages, reply.quotation, reporter.console, has_numbers=has_numbers)
     if comes_last:
@@ -96,19 +97,6 @@ def _print_notes(
         reporter.warn(doubt)
     for note in filter(None, (*notes, heading)):
         reporter.show_note(note)
-
-
-def format_unsupported_sentences(reply: Reply, is_terminal: bool) -> list[str]:
-    """Formats each sentence that no passage supports as a line that fits the terminal or a pipe."""
-    from rich.cells import cell_len, set_cell_size
-
-    width, lines = measure_width(is_terminal), list[str]()
-    for one in reply.unsupported_sentences:
-        text = f"? {one.format_mark()} ({reply.text[one.start : one.end]})"
-        text = strip_control_chars("  " + " ".join(text.split()))
-        fits = cell_len(text) <= width
-        lines.append(text if fits else set_cell_size(text, width - 1).rstrip() + "…")
-    return lines
 
 
 def writes_answer_in_pieces(esa: Esa) -> bool:

@@ -33,12 +33,6 @@ _TOKEN = re.compile(r"\s+|\S+")
 _LIST_ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s")
 
 
-def measure_width(is_terminal: bool) -> int:
-    """Returns the number of columns for texts on standard error or in a pipe."""
-    columns = shutil.get_terminal_size().columns
-    return min(MAX_WIDTH, max(40, columns)) if is_terminal else PIPE_WIDTH
-
-
 def print_passages(
     passages: Sequence[tuple[int, Passage]],
     quotation: Quotation | None,
@@ -56,16 +50,17 @@ def print_passages(
         is_whole: whether long passages are printed whole on a terminal, too."""
     from rich.text import Text
 
-    is_terminal = console.is_terminal
+    is_terminal, columns = console.is_terminal, shutil.get_terminal_size().columns
+    width = min(MAX_WIDTH, max(40, columns)) if is_terminal else PIPE_WIDTH
     for number, passage in passages:
         place = make_printable_line(passage.describe_place())
         heading = Text(f"[{number}] {place}" if has_numbers else place, "cyan")
         body = format_passage_text(passage, quotation, "" if is_terminal else "»«")
         max_lines = MAX_LINES if is_terminal and not is_whole else None
         console.print()
-        for line in wrap_text(heading, measure_width(is_terminal) - 2, console):
+        for line in wrap_text(heading, width - 2, console):
             console.print("  ", line, sep="", soft_wrap=True)
-        for line in wrap_text(body, measure_width(is_terminal) - 4, console, max_lines):
+        for line in wrap_text(body, width - 4, console, max_lines):
             console.print("    ", line, sep="", soft_wrap=True)
 
 
