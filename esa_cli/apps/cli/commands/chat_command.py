@@ -272,14 +272,8 @@ def format_chat_as_markdown(
     subtitle: str, document_names: Sequence[str], questions_and_replies: Sequence[tuple[str, Reply]]
 ) -> str:
     """Formats questions and replies as Markdown, below a subtitle and the documents' names."""
-    lines = [
-        WRITTEN_BY_ESA,
-        "# Questions and answers",
-        "",
-        subtitle,
-        "",
-        *(f"- {name}" for name in document_names),
-    ]
+    lines = [WRITTEN_BY_ESA, "# Questions and answers", "", subtitle, ""]
+    lines += [f"- {name}" for name in document_names]
     for number, (question, reply) in enumerate(questions_and_replies, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
