@@ -53,6 +53,8 @@ PLACES = (
 
 
 @given(CODECS, st.lists(st.tuples(st.sampled_from(PLACES), NAMES), max_size=3), st.booleans())
+@example(("utf-8", "utf-8"), [("<!-- <meta charset={}> -->", "koi8-r")], False)
+@example(("utf-8", "utf-8"), [("<meta name=x content='charset={}'>", "koi8-r")], True)
 def test_only_a_declaration_says_the_encoding(
     codec: tuple[str, str], beside: list[tuple[str, str]], old: bool
 ) -> None:
@@ -72,6 +74,7 @@ LINES = st.sampled_from(
 
 
 @given(st.lists(LINES, max_size=12))
+@example(["``` ```", "# one"])
 def test_headings_are_those_of_another_parser(lines: list[str]) -> None:
     """A line above an underline counts alone: CommonMark takes its whole paragraph."""
     text = "\n".join(["", *lines, ""])

@@ -31,7 +31,6 @@ settings.register_profile(
 settings.load_profile("esa")
 
 
-
 def seeds(count: int) -> list[int]:
     """Seeds of a test that draws by itself: `count`; in a soak as many times more as of properties,
     and others each time."""
