@@ -68,8 +68,8 @@ def test_only_a_declaration_says_the_encoding(
 
 LINES = st.sampled_from(
     ["# one", "## two ##", "   # four", "#", "# five #six", "#\tseven", "# ## ##", "# a\\#",
-     "####### no\n", "words", "", "three\n===", "eight\n---", "---", "```", "```sh", "~~~ x", "``` ```",
-     "# a" + " " * 99 + "b", "# " + "#" * 99, "\n    # code\n"]
+     "####### no\n", "words", "", "three\n===", "eight\n---", "---", "```", "```sh", "~~~ x",
+     "``` ```", "# a" + " " * 99 + "b", "# " + "#" * 99, "\n    # code\n"]
 )  # fmt: skip
 
 

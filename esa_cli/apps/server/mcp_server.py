@@ -387,7 +387,7 @@ class McpMessageLines(TextIOWrapper):
     """The lines of a client's JSON messages, with U+FFFD in place of each lone surrogate (half an
     emoji, for example), because the SDK would leave such a message without an answer."""
 
-    def readline(self, size: int = -1, /) -> str:
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
         line = super().readline(size)
         if r"\ud" in line.lower():
             with suppress(ValueError, RecursionError):  # no JSON: the SDK says so
@@ -399,10 +399,11 @@ def serve_mcp_on_standard_streams(tools: McpDocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
     SDK redirects all other prints from standard output to standard error."""
 
+    stdin = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+    lines = McpMessageLines(stdin, encoding="utf-8", errors="replace")
+
     async def serve_streams(server: Server[Any]) -> None:
-        stdin = open(sys.stdin.fileno(), "rb", closefd=False)
-        lines = anyio.wrap_file(McpMessageLines(stdin, encoding="utf-8", errors="replace"))
-        async with stdio_server(lines) as (incoming, outgoing):
+        async with stdio_server(anyio.wrap_file(lines)) as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
     with open_mcp_server(tools) as server:
