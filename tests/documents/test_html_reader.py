@@ -105,6 +105,9 @@ def test_xhtml_is_read_as_xml() -> None:
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><head><title>T</title></head><body>X</body></html>'
     broken = page.replace("X", "<p>a & b</p>").replace("<title>T</title>", "<title/>")
     assert text_of(broken, "a.xhtml") == "a & b\n"
+    for dtd in ("<!DOCTYPE html>", "<!DOCTYPE html [<!ENTITY a 'b'>]>", "<!DOCTYPE x 'y' [\n] >"):
+        sections = f"{dtd}{page}".replace("X", "<p>a<![CDATA[ <b> & ]]>c</p>]><![CDATA[d]]>")
+        assert text_of(sections, "a.xhtml") == "a <b> & c\n\n]>d\n"
 
 
 @pytest.mark.parametrize(

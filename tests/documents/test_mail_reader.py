@@ -112,6 +112,13 @@ def test_mail_inside_a_mail_is_a_chapter_of_its_own() -> None:
     assert of(PLAIN, kind + packed, PLAIN) == found
 
 
+def test_mail_that_is_a_part_of_a_longer_one_says_so() -> None:
+    found = mail("Subject: Long\r\n\r\nFirst", "Content-Type: message/partial; number=1; total=2")
+    assert "First" in found.text
+    assert len(found.missing) == 1
+    assert "parts of a longer mail" in found.missing[0]
+
+
 def test_mail_is_told_by_content_where_no_name_is() -> None:
     data = b"Received: by x\r\nFrom: a\r\n\r\nwords"
     assert readers.extract_text(data, STDIN).text == "From: a\n\nwords\n"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
@@ -382,12 +384,27 @@ async def _run_tool_in_worker(
         raise UsageError("too many tool calls are waiting already", "try again later") from None
 
 
+class McpMessageLines(TextIOWrapper):
+    """The lines of a client's JSON messages, with U+FFFD in place of each lone surrogate (half an
+    emoji, for example), because the SDK would leave such a message without an answer."""
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(size)
+        if r"\ud" in line.lower():
+            with suppress(ValueError, RecursionError):  # no JSON: the SDK says so
+                line = json.dumps(replace_lone_surrogates(json.loads(line))) + "\n"
+        return line
+
+
 def serve_mcp_on_standard_streams(tools: McpDocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
     SDK redirects all other prints from standard output to standard error."""
 
+    stdin = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+    lines = McpMessageLines(stdin, encoding="utf-8", errors="replace")
+
     async def serve_streams(server: Server[Any]) -> None:
-        async with stdio_server() as (incoming, outgoing):
+        async with stdio_server(anyio.wrap_file(lines)) as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
     with open_mcp_server(tools) as server:

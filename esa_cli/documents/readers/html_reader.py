@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, look_up_encoding
@@ -52,10 +53,11 @@ _EMPTY = re.compile(
     r"([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>"
 )
 """An XML tag that closes itself, as HTML has them for these names alone."""
-_DECLARED = re.compile(
-    rb"""<(?:meta\s[^<>]*?\bcharset|\?xml\s[^<>]*?\bencoding)\s*=\s*["']?([\w.:-]+)""",
-    re.IGNORECASE,
+_XML_ENCODING = re.compile(
+    rb"""\s*<\?xml\s[^<>]*?\bencoding\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE
 )
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
+_END_OF_DTD = re.compile(r"\]\s*>")
 _HEAD = 1 << 14
 """Bytes in which a page's encoding is looked for. Browsers look at 1,024 first, and read again
 when a declaration follows."""
@@ -75,8 +77,8 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     """Returns the text of an HTML or XML file and the Python name of its encoding, which the file
     declares or else `decode_text` finds. Raises DocumentError."""
     if not data.startswith(BYTE_ORDER_MARKS):
-        for declared in _DECLARED.findall(data[:_HEAD]):
-            charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
+        for declared in _find_declared_encodings(data[:_HEAD], name):
+            charset = re.sub(r"^x-|-[ie]$", "", declared.strip().lower())
             charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset)
             with suppress(LookupError, ValueError):  # the declared encoding is wrong or unknown
                 encoding = look_up_encoding(charset)
@@ -86,18 +88,44 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     return decode_text(data, name)
 
 
+def _find_declared_encodings(head: bytes, name: str) -> Iterator[str]:
+    """Yields the encodings that an XML declaration and the `meta` elements of a page name. The page
+    is parsed, because comments, scripts and words of the page may have the same characters."""
+    if found := _XML_ENCODING.match(head):
+        yield found[1].decode("ascii")
+    if b"charset" not in head.lower():
+        return
+    for meta in parse_html(head.decode("latin-1"), name).css("meta"):
+        attributes = meta.attributes
+        if declared := attributes.get("charset"):
+            yield declared
+        elif (attributes.get("http-equiv") or "").strip().lower() == "content-type":
+            yield from _CHARSET.findall(attributes.get("content") or "")[:1]
+
+
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Parses HTML or, with `xml`, XHTML as browsers do, and returns the root node."""
     lexbor = import_package("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
-        text = _EMPTY.sub(r"<\1\2></\1>", text)
+        text = _EMPTY.sub(r"<\1\2></\1>", _replace_xml_sections(text))
     without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in a list's options
     data = text.encode("utf-8", "replace")
     try:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
     except lexbor.SelectolaxError as error:  # lexbor repairs every page, so memory is short
         raise MemoryError from error
+
+
+def _replace_xml_sections(text: str) -> str:
+    """Escapes the CDATA sections of XHTML and removes its DTD, which HTML does not have."""
+    before, doctype, after = text.partition("<!DOCTYPE")
+    dtd = _END_OF_DTD.search(after)
+    if dtd and "[" in after.partition(">")[0] and "<html" not in before:
+        text = f"{before}{doctype} html>{after[dtd.end() :]}"
+    first, *sections = text.split("<![CDATA[")
+    parts = (section.partition("]]>") for section in sections)
+    return first + "".join(escape(words) + rest for words, _, rest in parts)
 
 
 def write_html_text(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:

@@ -98,6 +98,8 @@ class _MailReader:
         kind = part.get_content_type()
         if part.defects:
             self.missing["a part is damaged or cut off"] += 1
+        if kind == "message/partial":
+            self.missing["the mail is one of several parts of a longer mail"] += 1
         if kind in _ENCRYPTED:
             self.missing["an encrypted or signed part cannot be read"] += 1
         elif kind.startswith("message/") and part.is_multipart():
