@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
+from esa_cli.qa.answering.reply_html import format_passage_location
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
@@ -104,7 +105,7 @@ def make_evidence_page(
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_format_passage_location(one))}</a> '
+        f'<a href="#passage-{number}">{escape(format_passage_location(one))}</a> '
         f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
         for number, one in enumerate(reply.evidence, 1)
     ]
@@ -138,12 +139,6 @@ def make_evidence_page(
 </html>
 """
     return page.encode("utf-8", "replace").decode("utf-8")
-
-
-def _format_passage_location(passage: Passage) -> str:
-    page = [] if passage.page is None else [f"page {passage.page}"]
-    chapter = [passage.chapter] if passage.chapter else []
-    return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
 def _format_marked_document(book: Book, passages: Sequence[Passage]) -> str:

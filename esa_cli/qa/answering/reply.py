@@ -103,6 +103,12 @@ class Reply:
         """Whether no answer was found, although the reply's text does not say "nothing found"."""
         return not self.found and not says_nothing_found(self.text)
 
+    def _repr_html_(self) -> str:
+        """Returns the reply as a notebook shows it."""
+        from esa_cli.qa.answering.reply_html import format_reply_as_html
+
+        return format_reply_as_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
         return {

@@ -117,6 +117,7 @@ class DocumentChat:
         self.failed = 0
         """How many lines ended in an error."""
         self._must_stop = False
+        self._has_hinted = False
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
@@ -190,6 +191,8 @@ class DocumentChat:
         if not stream.has_text:
             print(strip_control_chars(reply.text_with_certainty), flush=True)
         answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
+        if self.esa.reader is None and not self._has_hinted:
+            self._has_hinted = answer_output.show_reader_hint(reply, self.reporter)
         if self.forgotten > forgotten == 0:
             long = "the conversation has grown long: the oldest questions are left out"
             self.reporter.warn(f"  {long}")

@@ -75,6 +75,39 @@ def pull_model(
     print(folder)
 
 
+@models.command("suggest")
+def suggest_model(as_json: options.Json = False) -> None:
+    """Suggest a model for better answers that fits this machine."""
+    from esa_cli.models import find_model_folder, parse_reference
+    from esa_cli.qa.opening import ModelPlacement
+    from esa_cli.qa.planning.model_suggestion import suggest_reader
+    from esa_cli.qa.presets.preset import load_preset
+    from esa_cli.system.local_servers import find_running_servers
+    from esa_cli.system.machine import measure_available_memory
+
+    place, servers = ModelPlacement.choose_device_and_dtype(), find_running_servers()
+    memory, finder = measure_available_memory(place.device), load_preset().answer.finder
+    found = suggest_reader(memory, place.dtype.itemsize, place.device != "cpu")
+    is_here = found and find_model_folder(parse_reference(found.facts.model)) is not None
+    if as_json:
+        reader = found and {"name": found.name, "fetched": is_here, **asdict(found)}
+        facts = {"device": place.device, "free_bytes": memory, "servers": servers}
+        terminal.print_json({**facts, "reader": reader, "finder": finder})
+        return
+    print(f"this machine: {format_size(memory)} of memory free on {place.device}")
+    for name, names in servers.items():
+        print(f"reader: --reader {name}, which runs here with {', '.join(names) or 'no model'}")
+    if found is None:
+        print("reader: no model of the table fits; a server on another machine can be --reader")
+    else:
+        size = "is here" if is_here else f"{format_size(found.fetch_bytes)} to fetch"
+        print(f"reader: --reader {found.name} ({found.facts.model})")
+        print(f"  {size}, {format_size(found.memory_bytes)} of memory, {found.facts.licence}")
+        print("  Ollama needs about a third of that: `ollama pull MODEL`, then --reader ollama")
+    print(f"finder: {finder}, the default, which comes with esa")
+    print("Measured by this project: the default model only (docs/results.md), no larger one.")
+
+
 @models.command("rm")
 def remove_model(
     model_reference: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)],
@@ -84,8 +117,11 @@ def remove_model(
     from esa_cli.models import delete_cached_model
 
     what = f"{model_reference} from this machine"
+    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
+
     freed = delete_cached_model(
-        model_reference, lambda: options.ask_to_confirm_removal("model", what, is_confirmed)
+        resolve_to_hub_id(model_reference),
+        lambda: options.ask_to_confirm_removal("model", what, is_confirmed),
     )
     print(f"removed {model_reference}, {format_size(freed)} freed")
 

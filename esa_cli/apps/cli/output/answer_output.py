@@ -9,8 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
 from esa_cli.documents.document import SentenceSplitter
-from esa_cli.qa.answering.reply import Quotation, Reply
+from esa_cli.qa.answering.reply import NEEDS_READER, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
 from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
@@ -104,6 +105,23 @@ def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporte
         reporter.show_note("  the nearest passages:" if nearest else WEIGHTS)
     for line in format_best_passages_as_lines(reply, passage_count, reporter.live):
         reporter.warn(line)
+
+
+def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
+    """Shows below a reply without an answer how another model can answer, and returns whether a
+    hint was shown. Only then this machine is searched for servers, for less than 50 ms."""
+    if reply.certainty != "nothing" or reporter.quiet:
+        return False
+    hint = (
+        "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
+    )
+    for name, models in find_running_servers(HINT_S).items():
+        if models:
+            hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
+            break
+    if hint:
+        reporter.show_note(f"  {hint}")
+    return bool(hint)
 
 
 def format_full_passages(evidence: Sequence[Passage], answer_found: bool) -> str:
