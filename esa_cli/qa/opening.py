@@ -233,15 +233,14 @@ def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILEN
 
 def lower_context_to_window(preset: Preset, model: str, observer: LoadingObserver) -> Preset:
     """Returns the preset with a `context` of at most the window of a model, which a note says.
-    Raises PresetError: the windows of the method do not fit into it. ModelError, ResourceError."""
+    Raises ModelError, ResourceError: the model's config.json cannot be fetched."""
     folder = fetch_config_and_tokenizer(preset.model_copy(update={"model": model}), observer)
     longest = read_language_model_settings(folder).get("max_position_embeddings")
     if not longest or preset.context <= longest:
         return preset
     smaller = f"{longest:,} tokens, the window of {models.parse_reference(model).name}"
     observer.show_note(f"esa: the context is {smaller}, not {preset.context:,}", dim=False)
-    settings = {**preset.model_dump(exclude={"name"}), "context": longest}
-    return validate_preset_settings(preset.name, settings)
+    return preset.model_copy(update={"context": longest})
 
 
 def can_model_run_methods(
@@ -381,9 +380,12 @@ def check_before_loading(
     index = read_finder_sizes(resolved.preset, observer.show_stage)
     runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
     runs_methods = runs or (index is not None and index.layers > 0)
-    fitting = lower_context_to_window(preset, resolved.preset.model, observer)
-    if fitting is not preset:
-        resolved = resolved_preset.resolve_preset(fitting, (), method, document_tokens)
+    if runs_methods:
+        fitting = lower_context_to_window(preset, resolved.preset.model, observer)
+        if fitting is not preset:
+            resolved = resolved_preset.resolve_preset(fitting, (), method, document_tokens)
+        if fitting is not preset and runs:  # raises, if the method's windows do not fit
+            validate_preset_settings(fitting.name, fitting.model_dump(exclude={"name"}))
     model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
         device, dtype = placement.device, placement.dtype

@@ -116,8 +116,8 @@ class ReaderChoice:
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{suggest_name(name, [*known, *SERVERS])}; a hub id is OWNER/NAME, and the model of a "
-                "server is --reader ollama",
+                f"{suggest_name(name, [*known, *SERVERS])}; a hub id is OWNER/NAME, and a server's "
+                "model is --reader ollama",
             )
         return cls(ref=ref)
 
