@@ -458,8 +458,9 @@ class Esa:
         from esa_cli.documents.document import read_documents
         from esa_cli.qa.finding.passage_finder import Book
 
-        if not isinstance(question, str):
-            wrong = f"the question must be a text, got {type(question).__name__}"
+        if not isinstance(question, str) or os.path.exists(question):
+            given = f"the file {question}" if isinstance(question, str) else type(question).__name__
+            wrong = f"the question must be a text and come first, got {given}"
             raise UsageError(wrong, 'for example: esa.ask("Who is Ahab?", "book.txt")')
         is_one = isinstance(documents, str) or not isinstance(documents, Iterable)
         books, several = list[Book](), cast("Iterable[Any]", [documents] if is_one else documents)

@@ -96,7 +96,8 @@ def suggest_model(as_json: options.Json = False) -> None:
         return
     print(f"this machine: {format_size(memory)} of memory free on {place.device}")
     for name, names in servers.items():
-        print(f"reader: --reader {name}, which runs here with {', '.join(names) or 'no model'}")
+        listed = terminal.make_printable_line(", ".join(names) or "no model")
+        print(f"reader: --reader {name}, which runs here with {listed}")
     if found is None:
         print("reader: no model of the table fits; a server on another machine can be --reader")
     else:
@@ -104,7 +105,7 @@ def suggest_model(as_json: options.Json = False) -> None:
         print(f"reader: --reader {found.name} ({found.facts.model})")
         print(f"  {size}, {format_size(found.memory_bytes)} of memory, {found.facts.licence}")
         print("  Ollama needs about a third of that: `ollama pull MODEL`, then --reader ollama")
-    print(f"finder: {finder}, the default, which comes with esa")
+    print(f"finder: {finder}, the default: nothing more to fetch, Apache-2.0")
     print("Measured by this project: the default model only (docs/results.md), no larger one.")
 
 
@@ -115,10 +116,9 @@ def remove_model(
 ) -> None:
     """Remove a model from this machine."""
     from esa_cli.models import delete_cached_model
-
-    what = f"{model_reference} from this machine"
     from esa_cli.qa.presets.preset_files import resolve_to_hub_id
 
+    what = f"{model_reference} from this machine"
     freed = delete_cached_model(
         resolve_to_hub_id(model_reference),
         lambda: options.ask_to_confirm_removal("model", what, is_confirmed),

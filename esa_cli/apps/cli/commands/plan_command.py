@@ -144,9 +144,7 @@ def doctor(as_json: options.Json = False) -> None:
             rows.append((key.replace("_", " "), _format_machine_fact(key, value)))
     for name in SERVERS:
         found = facts["servers"].get(name)
-        state = (
-            "does not run here" if found is None else ", ".join(found) or "runs, but has no model"
-        )
+        state = "not here" if found is None else ", ".join(found) or "runs here without a model"
         rows.append((f"--reader {name}", state))
     print_table(("", ""), rows)
     for hint in facts["hints"]:
