@@ -133,7 +133,9 @@ def main() -> None:
     options = {"overrides": given.set, "method": given.method, "library": library}
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, **options) as esa:
-            book = esa.ingest(document)
+            # Without a finder only words are searched, and no model reads the document.
+            by_words = esa.preset.answer.finds_by_bm25_only
+            book = esa.open(document) if by_words else esa.ingest(document)
             rows = [row(esa, book, one, given.max_new_tokens) for one in questions]
         for one in rows:
             append_line(given.out, {"text": head["name"], **one})

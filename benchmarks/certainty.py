@@ -75,7 +75,8 @@ def write_features(given: argparse.Namespace) -> None:
     library = Library(given.library) if given.library else None
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, given.set, library=library) as esa:
-            book = esa.ingest(document)
+            by_words = esa.preset.answer.finds_by_bm25_only
+            book = esa.open(document) if by_words else esa.ingest(document)
             for question in questions:
                 row = read_features(esa, book, question)
                 append_line(given.out, {"text": head["name"], **row})

@@ -1,9 +1,9 @@
 """Questions about texts with the places of their answers, and the texts themselves.
 
 A folder of pairs has one file `NAME.jsonl` a text: a header with `name`, `sha256` of the text that
-`read_document` extracts, and `characters`; then one pair a line, with character offsets [start,
-end) of the answer (null: the text does not tell it) and of the passage. The texts are files
-`NAME.*` in another folder.
+`read_document` extracts, `characters`, and its `language` unless it is English; then one pair a
+line, with character offsets [start, end) of the answer (null: the text does not tell it) and of the
+passage. The texts are files `NAME.*` in another folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from esa_cli.errors import DocumentError
 from esa_cli.system.text import digest_text, has_lone_surrogate
 
 Span = tuple[int, int]
+
+ENGLISH = "English"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class TrainingText:
     text: str
     pairs: tuple[AnswerPair, ...]
     digest: str
+    language: str = ENGLISH
 
 
 def read_training_texts(pairs: Path, texts: Path) -> list[TrainingText]:
@@ -77,7 +80,8 @@ def _read(file: Path, texts: Path) -> TrainingText:
         ) from error
     if not found:
         raise DocumentError(f"{file} must have pairs, got none", "delete it, or add some")
-    return TrainingText(name, text, tuple(found), digest_text(digest + "\n".join(lines)))
+    pairs_digest, language = digest_text(digest + "\n".join(lines)), header.get("language", ENGLISH)
+    return TrainingText(name, text, tuple(found), pairs_digest, str(language))
 
 
 def _pair(row: dict[str, Any], characters: int) -> AnswerPair:

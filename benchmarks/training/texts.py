@@ -136,6 +136,31 @@ def statute(section: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def articles(pattern: str) -> Build:
+    """A law's articles, one file each, in the order of their numbers."""
+
+    def number(path: str) -> list[int]:
+        return [int(digits) for digits in re.findall(r"\d+", path)]
+
+    def build(repository: Repository) -> str:
+        paths = sorted(repository.paths(pattern), key=number)
+        return "\n".join(repository.text(path).strip() + "\n" for path in paths)
+
+    return build
+
+
+def translated_pages(pattern: str) -> Build:
+    """Markdown pages without included files and comments, where a translation has its original."""
+
+    def build(repository: Repository) -> str:
+        page = "\n\n".join(repository.text(path) for path in repository.paths(pattern))
+        page = re.sub(r"<!--.*?-->|\{\{.*?\}\}", "", page, flags=re.DOTALL)
+        page = re.sub(r"\[([^\]]*)\](\([^)]*\)|\[[^\]]*\])", r"\1", page)
+        return re.sub(r"\n\s*\n\s*\n", "\n\n", page).strip() + "\n"
+
+    return build
+
+
 def proposals(repository: Repository) -> str:
     """Proposals for Python whose authors placed them in the public domain."""
     texts = [repository.text(f"peps/pep-{number:04}.rst") for number in PROPOSALS]
@@ -161,6 +186,19 @@ MANUAL = (
     "doc/080_examples.rst",
     "doc/design.rst",
     "doc/faq.rst",
+)
+
+CHINESE_LAWS = (
+    "社会法/劳动合同法(2012-12-28).md",
+    "民法典/婚姻家庭编.md",
+    "民法典/继承编.md",
+    "民法典/侵权责任编.md",
+    "民法典/人格权编.md",
+    "经济法/旅游法(2018-10-26).md",
+    "经济法/反食品浪费法(2021-04-29).md",
+    "经济法/野生动物保护法(2022-12-30).md",
+    "行政法/出境入境管理法(2012-06-30).md",
+    "宪法相关法/国旗法(2020-10-17).md",
 )
 
 TEXTS: dict[str, tuple[str, str, Build]] = {
@@ -388,6 +426,126 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "BurntSushi/ripgrep",
         "3fce3b5bb0236da2df6d99672afb8a719642eca7",
         files(("GUIDE.md", "FAQ.md", "CHANGELOG.md")),
+    ),
+    "maya_the_bee": (
+        "gutenbergbooks/21021",
+        "6a6d610d780a3510d497203e920f36f113475e14",
+        book("21021-0.txt"),
+    ),
+    "effi_briest": (
+        "GITenberg/Effi-Briest_5323",
+        "ad711db620a52853f8191bfd1a66e45fda0e51be",
+        part("5323-8.txt", "Erstes Kapitel", "Zwanzigstes Kapitel"),
+    ),
+    "psychopathology_of_everyday_life": (
+        "gutenbergbooks/24429",
+        "62f8909e9a0f5ce4b51a9bcb88ebdeb108617095",
+        book("24429-0.txt"),
+    ),
+    "experiments_on_plant_hybrids": (
+        "gutenbergbooks/40854",
+        "a15a52bb6771491cfd46054fc90e4da623e6d5d0",
+        book("40854-0.txt"),
+    ),
+    "german_traffic_and_labour_law": (
+        "bundestag/gesetze",
+        "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
+        files(("s/stvo_2013/index.md", "j/jarbschg/index.md", "b/burlg/index.md")),
+    ),
+    "german_basic_law": (
+        "bundestag/gesetze",
+        "77abca2ceea3b7b89ea70afb13b5dd55415eb124",
+        book("g/gg/index.md"),
+    ),
+    "rust_book_in_german": (
+        "rust-lang-de/rustbook-de",
+        "4aafbc0ebecbb81479c19517a83c414a3212ed5d",
+        lambda repository: files(repository.paths(r"^src/ch0[1345789]-.*\.md$"))(repository),
+    ),
+    "arsene_lupin": (
+        "gutenbergbooks/32854",
+        "1b4652046a5baff7dd9ba57a4c50506b30d13af8",
+        book("32854-0.txt"),
+    ),
+    "physiologie_du_gout": (
+        "gutenbergbooks/22741",
+        "cddbb8baf459e5c97935a986493e466cfcd90e48",
+        part("22741-0.txt", " " * 29 + "MÉDITATION. I", " " * 28 + "MÉDITATION XIV."),
+    ),
+    "lettres_persanes": (
+        "gutenbergbooks/30268",
+        "7a70e6e5a3122f8c557d62260d615340dcf1baf1",
+        part("30268-0.txt", "LETTRE I.", "FIN DU TOME PREMIER."),
+    ),
+    "code_civil": (
+        "steeve/france.code-civil",
+        "159d0518486cba8b3777c12380ecf1787887fbfc",
+        articles(r"^Livre (Ier/Titre (Ier|II|III|IV|V|VI|VII|X)|II/Titre [^/]*)/.*\.md$"),
+    ),
+    "langage_rust": (
+        "Jimskapt/rust-book-fr",
+        "7e03466026bfe4afa9ac230009b6ea737e69a140",
+        translated_pages(r"^FRENCH/src/ch0[1-9]-.*\.md$"),
+    ),
+    "trafalgar": (
+        "GITenberg/Trafalgar_16961",
+        "9016fc6acc4cb38eec421d6ea46dd718a18d9779",
+        book("16961-8.txt"),
+    ),
+    "facundo": (
+        "gutenbergbooks/33267",
+        "772380a7b062d39d395f4c2c9e3d09f03723dfd9",
+        part("33267-0.txt", "CAPÍTULO PRIMERO", "CAPÍTULO VII"),
+    ),
+    "mexican_constitution": (
+        "ceyusa/constitucion-mexicana",
+        "e06dea5e7fd085d387dff2e03029b924787d5e1e",
+        pages(r"^CPEUM/(0[0-8]\d|12[3-9]|13\d)\.rst$"),
+    ),
+    "open_source_guides_spanish": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/es/.*\.md$"),
+    ),
+    "rust_book_spanish": (
+        "RustLangES/rust-book-es",
+        "a000a1dde143b3f66baa20582fb173bd184cf9a1",
+        pages(r"^src/ch(00|01|02|04|07|14|16|18)-.*\.md$"),
+    ),
+    "michelet_the_sea_spanish": (
+        "gutenbergbooks/26284",
+        "9e925ad534f190f943d20d93247065ba314dc4ed",
+        part("26284-0.txt", "OJEADA A LOS MARES", "RENACIMIENTO POR EL MAR"),
+    ),
+    "rulin_waishi": (
+        "gutenbergbooks/24032",
+        "853e8387a5c2bcede1bc2de5220630278ada0619",
+        book("24032-0.txt"),
+    ),
+    "lu_xun_nahan": (
+        "gutenbergbooks/27166",
+        "74550fd03215856ee20ce7b8ff101e0018605064",
+        book("27166-0.txt"),
+    ),
+    "chinese_laws": (
+        "LawRefBook/Laws",
+        "2f4c5c23716267af9dbebbbbd6cbbf732b101981",
+        files(CHINESE_LAWS),
+    ),
+    "open_source_guides_chinese": (
+        "github/opensource.guide",
+        "ebc9678e39b55ff5e5c8801d1960904692188e90",
+        pages(r"^_articles/zh-hans/.*\.md$"),
+    ),
+    "cooking_guide_chinese": (
+        "Anduin2017/HowToCook",
+        "cbeb536760320efe24f9a61fe354a318d5887e30",
+        pages(r"^(tips|dishes/(aquatic|meat_dish|soup))/.*\.md$"),
+    ),
+    "shuihu_zhuan": (
+        "hexhero/book-txt",
+        "b46b8dda733b74f0173757d37a513099c9690173",
+        part("水浒传.txt", " 第01回", " 第32回"),
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""

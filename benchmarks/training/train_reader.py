@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from adapter_files import new_adapter, save_adapter
+from question_pairs import ENGLISH
 from reader_batches import ReaderBatches, ReaderSettings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from training_data import READER_PROMPT, Integers, TrainingData
@@ -28,7 +29,7 @@ from training_loop import CHECKPOINT, Batch, TrainedModel, explain_writing_error
 from training_program import TrainingJob, make_parser, run_program
 from wrong_windows import find_wrong_windows
 
-from esa_cli.models.text_passes.text_forward import WEIGHTS
+from esa_cli.models.text_passes.text_forward import WEIGHTS, LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.finder_names import MAPS
 from esa_cli.system.files import replace_atomically
@@ -85,15 +86,22 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
     """Trains a reader, writes it, and returns its record. Raises as `Training.run`."""
     loaded = job.loaded
     model, hidden = loaded.model, loaded.model.config.hidden_size
-    head = {name: torch.zeros(hidden) for name in ("start", "end", "has")}
-    head["bias"] = torch.zeros(1)
-    adapter = new_adapter(model, settings.rank, 2 * settings.rank, settings.seed)
+    if job.start is None:
+        head = {name: torch.zeros(hidden) for name in ("start", "end", "has")}
+        head["bias"] = torch.zeros(1)
+        adapter = new_adapter(model, settings.rank, 2 * settings.rank, settings.seed)
+    else:
+        head, adapter = load_file(job.start / HEAD), LoraAdapter.load(job.start, model)
     layers = len(model.base_model.layers)
     reader = ReaderModel(model, layers, adapter, head, job.compile_layers)
-    batches = ReaderBatches(data, loaded.tokenizer, settings, load_wrong_windows(data, job))
+    english = [at for at, text in enumerate(job.texts) if text.language == ENGLISH]
+    wrong_windows = load_wrong_windows(data, job)
+    batches = ReaderBatches(data, loaded.tokenizer, settings, wrong_windows, english)
     training = job.make_training(
-        reader, batches, settings, prompt=READER_PROMPT, finder=digest_finder(job.finder)
-    )
+        reader, batches, settings, prompt=READER_PROMPT,
+        finder=digest_files(job.finder, (WEIGHTS, MAPS)),
+        start=digest_files(job.start, (WEIGHTS, HEAD)),
+    )  # fmt: skip
     training.run(job.resume)
     with explain_writing_errors(job.folder):
         save_adapter(reader.make_adapter(), job.folder, loaded.ref)
@@ -105,33 +113,37 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
 
 
 def load_wrong_windows(data: TrainingData, job: TrainingJob) -> Integers:
-    """Returns the windows that the job's finder ranks high although they do not answer, as
-    `find_wrong_windows`, from the job's folder if the training goes on."""
+    """Returns the windows that the job's finder, or BM25 without one, ranks high although they do
+    not answer, as `find_wrong_windows`, from the job's folder if the training goes on."""
     path = job.folder / WRONG_WINDOWS
-    if job.finder is None:
-        return np.full((len(data.pairs.text), 0), -1)
     if job.resume and path.is_file() and (job.folder / CHECKPOINT).is_file():
         numbers: Integers = np.load(path, allow_pickle=False)
         return numbers
-    encoder = TokenEncoder.load(job.finder, job.loaded.model, job.loaded.tokenizer, fixed=True)
+    encoder, loaded = None, job.loaded
+    if job.finder is not None:
+        encoder = TokenEncoder.load(job.finder, loaded.model, loaded.tokenizer, fixed=True)
     numbers = find_wrong_windows(job.texts, data, encoder)
     with explain_writing_errors(path), replace_atomically(path) as part, part.open("wb") as out:
         np.save(out, numbers)
     return numbers
 
 
-def digest_finder(folder: Path | None) -> str | None:
-    """Returns the SHA-256 of a finder's weights."""
+def digest_files(folder: Path | None, names: Sequence[str]) -> str | None:
+    """Returns the SHA-256 of files of a folder, or None without a folder."""
     if folder is None:
         return None
-    content = b"".join((folder / name).read_bytes() for name in (WEIGHTS, MAPS))
+    content = b"".join((folder / name).read_bytes() for name in names)
     return hashlib.sha256(content).hexdigest()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, ReaderSettings)
     parser.add_argument(
-        "--finder", type=Path, metavar="FOLDER", help="learn from windows that it ranks too high"
+        "--finder", type=Path, metavar="FOLDER",
+        help="learn from windows that it ranks too high; without it, from those of BM25",
+    )  # fmt: skip
+    parser.add_argument(
+        "--start", type=Path, metavar="FOLDER", help="go on from a trained reader of this rank"
     )
     run_program(parser.parse_args(argv), ReaderSettings, train_reader)
 

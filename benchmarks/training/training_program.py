@@ -45,6 +45,7 @@ class TrainingJob:
     Args:
         workers: processes that make batches for a GPU. compile_layers: for a GPU.
         finder: the folder of a finder, whose mistakes a reader learns from.
+        start: the folder of a reader, which the training goes on from.
     """
 
     loaded: LoadedModel
@@ -54,6 +55,7 @@ class TrainingJob:
     workers: int = 0
     compile_layers: bool = False
     finder: Path | None = None
+    start: Path | None = None
 
     def make_training(
         self, model: TrainedModel, batches: BatchGroups, settings: TrainingSettings,
@@ -126,6 +128,6 @@ def _run(
     if fast:
         torch.set_float32_matmul_precision("high")
     workers = min(WORKERS, max(1, (os.cpu_count() or 1) - 2)) if fast else 0
-    finder = getattr(options, "finder", None)
-    job = TrainingJob(loaded, texts, options.out, options.resume, workers, fast, finder)
+    finder, start = (getattr(options, name, None) for name in ("finder", "start"))
+    job = TrainingJob(loaded, texts, options.out, options.resume, workers, fast, finder, start)
     return train(data, settings, job)

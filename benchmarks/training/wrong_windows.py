@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from question_pairs import TrainingText
 from torch import Tensor
-from training_data import ABSENT, Integers, TrainingData, cut_windows
+from training_data import ABSENT, Integers, TextTokens, TrainingData, cut_windows
 
 from esa_cli.qa.finding.finder import TokenEncoder, compute_window_products, pool_window_products
-from esa_cli.qa.finding.passage_finder import AROUND, AROUND_WEIGHT, FAR
+from esa_cli.qa.finding.passage_finder import AROUND, Ranking
+from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.reading.span import collapse_spaces
 
 COUNT = 20
@@ -23,15 +24,14 @@ GROUP = 64
 
 @torch.inference_mode()
 def find_wrong_windows(
-    texts: Sequence[TrainingText], data: TrainingData, encoder: TokenEncoder
+    texts: Sequence[TrainingText], data: TrainingData, encoder: TokenEncoder | None
 ) -> Integers:
-    """Returns for each of P pairs the numbers of the best windows that neither overlap the passage
-    nor have the answer's words, (P, COUNT), padded with -1; none for absent questions."""
+    """Returns for each of P pairs the numbers of the best windows, by an encoder or by BM25 without
+    one, that neither overlap the passage nor have the answer's words, (P, COUNT), padded with -1;
+    none for absent questions."""
     out, base = np.full((len(data.pairs.text), COUNT), -1, dtype=np.int32), 0
-    device = encoder.maps["key_map"].device
     for number, (text, tokens) in enumerate(zip(texts, data.texts, strict=True)):
-        keys = encoder.encode_document(tokens.ids.tolist(), 0, len(tokens.ids)).to(device)
-        bounds = torch.from_numpy(tokens.windows.astype(np.int64)).to(device)
+        score = make_scorer(text, tokens, encoder)
         contents = [
             collapse_spaces(text.text[start:end]).lower()
             for start, end in cut_windows(text.text).windows
@@ -43,8 +43,7 @@ def find_wrong_windows(
         pairs = [at for at in range(len(text.pairs)) if data.pairs.kind[base + at] != ABSENT]
         for at in range(0, len(pairs), GROUP):
             group = pairs[at : at + GROUP]
-            queries, weights = encoder.encode_questions([text.pairs[n].question for n in group])
-            scores = score_windows(queries, weights, keys, bounds)
+            scores = score([text.pairs[n].question for n in group])
             best = scores.topk(min(2 * COUNT, scores.shape[1])).indices.cpu().numpy()
             for n, row in zip(group, best.tolist(), strict=True):
                 first, last = data.pairs.passages[base + n]
@@ -60,6 +59,19 @@ def find_wrong_windows(
     return out
 
 
+def make_scorer(
+    text: TrainingText, tokens: TextTokens, encoder: TokenEncoder | None
+) -> Callable[[Sequence[str]], Tensor]:
+    """Returns a function from B questions to the scores (B, W) of a text's W windows."""
+    if encoder is None:
+        index = LexicalIndex([text.text])
+        return lambda questions: torch.stack([index.compute_bm25_scores(one) for one in questions])
+    device = encoder.maps["key_map"].device
+    keys = encoder.encode_document(tokens.ids.tolist(), 0, len(tokens.ids)).to(device)
+    bounds = torch.from_numpy(tokens.windows.astype(np.int64)).to(device)
+    return lambda questions: score_windows(*encoder.encode_questions(questions), keys, bounds)
+
+
 def score_windows(queries: Tensor, weights: Tensor, keys: Tensor, bounds: Tensor) -> Tensor:
     """Returns the scores (B, W) of W windows, tokens [first, last) (W, 2), for B questions, as
     `PassageFinder.score_windows` has them without words.
@@ -73,8 +85,8 @@ def score_windows(queries: Tensor, weights: Tensor, keys: Tensor, bounds: Tensor
 
     def total(products: Tensor) -> Tensor:
         empty = torch.zeros(len(bounds), len(queries), device=keys.device)
-        scores = empty.index_add(1, owner, products * shares).T
-        return (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
+        return empty.index_add(1, owner, products * shares).T
 
-    around = [total(pool_window_products(products, count)).clamp(min=FAR) for count in AROUND]
-    return total(products) + AROUND_WEIGHT * torch.stack(around).sum(0)
+    widths = [products, *(pool_window_products(products, count) for count in AROUND)]
+    weights_of_widths = zip(Ranking().late, map(total, widths), strict=True)
+    return torch.stack([weight * late for weight, late in weights_of_widths]).sum(0)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
@@ -69,7 +69,7 @@ class Esa:
         events: IngestEvents | None = None, planner: IngestPlanner | None = None,
         reader: Reader | None = None, session: Session | None = None,
     ) -> None:  # fmt: skip
-        from esa_cli.qa.finding.finder_choice import load_finder
+        from esa_cli.qa.finding.finder_choice import load_finder, load_ranking
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_predicate
         from esa_cli.qa.ingestion.ingest import TokenIndexIngester
@@ -84,7 +84,7 @@ class Esa:
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
-        self.search = PassageSearch(encoder, answer.words)
+        self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None
         if not answer.needs_kv_cache:
             self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)
@@ -332,6 +332,9 @@ class Esa:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.run_without_method():
             reply = reader.answer(question, passages, history, sampling, forward_text_piece)
+            if reader is self.reader:
+                questions = [*(turn.question for turn in history), question]
+                reply = self._check_sentences(reply, questions, passages, placed)
         passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
         foreign = self.search.get_passage_finder(placed).list_foreign_languages()
@@ -342,6 +345,21 @@ class Esa:
             read=all(book.index is not None for book in books),
             foreign_languages=tuple(foreign),
         )  # fmt: skip
+
+    def _check_sentences(
+        self, reply: Reply, questions: Sequence[str], passages: Sequence[Passage],
+        books: Sequence[Book],
+    ) -> Reply:  # fmt: skip
+        """Checks the sentences of an answer that the other model wrote from passages."""
+        from esa_cli.qa.answering.sentence_check import check_answer_sentences
+        from esa_cli.qa.reading.reader import MAX_PASSAGES
+
+        shown = passages[:MAX_PASSAGES]
+        score = partial(self.search.score_passages, passages=shown, books=books)
+        lowercase = self._is_usually_lowercase
+        return replace(
+            reply, sentences=check_answer_sentences(reply.text, questions, shown, lowercase, score)
+        )
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
         """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""

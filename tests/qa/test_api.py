@@ -342,7 +342,9 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
         for given in (None, 3, [book, None], {gate: 1}.items()):
             with pytest.raises(UsageError, match="a document must be a path or a Document"):
                 one.ask(QUESTION, given)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="question must be a text and come first, got list") as caught:
+        with pytest.raises(
+            UsageError, match="question must be a text and come first, got list"
+        ) as caught:
             one.ask([book], QUESTION)  # type: ignore[arg-type]
         assert "esa.ask(" in caught.value.hint
         with pytest.raises(UsageError, match="there is no document"):

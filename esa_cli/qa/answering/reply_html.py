@@ -21,7 +21,7 @@ def format_reply_as_html(reply: Reply) -> str:
     doubt = "<p>The documents may not contain the answer.</p>" if reply.doubtful else ""
     nearest = "" if reply.found else "<p>The nearest passages:</p>"
     html = (
-        f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(reply.text_with_certainty)}</b>'
+        f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(reply.text_with_marks)}</b>'
         f"</p>{doubt}{nearest * bool(items)}<ol>{''.join(items)}</ol>"
     )
     return html.encode("utf-8", "replace").decode("utf-8")

@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 from command import TINY, Esa, fail
 
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, format_passage_line
-from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, says_nothing_found
+from esa_cli.apps.cli.output.answer_output import (
+    NOT_FOUND,
+    format_passage_line,
+    format_unsupported_sentences,
+)
+from esa_cli.qa.answering.reply import (
+    NOT_TOLD,
+    CheckedSentence,
+    Quotation,
+    Reply,
+    says_nothing_found,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.span import AnswerCombination
 
@@ -58,7 +68,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
-        "quotation", "reader", "read", "certainty", "probability",
+        "quotation", "sentences", "reader", "read", "certainty", "probability",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -144,3 +154,16 @@ def test_words_that_the_documents_do_not_say() -> None:
     assert all(map(says_nothing_found, told))
     assert not says_nothing_found("He said that the documents do not say.")
     assert not says_nothing_found("The documents were burnt.")
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_an_unsupported_sentence_is_a_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from Ulm."
+    checked = (
+        CheckedSentence(0, 17, True, 1),
+        CheckedSentence(18, len(text), False, None, ("1803",)),
+    )
+    (line,) = format_unsupported_sentences(Reply(text, sentences=checked), is_terminal=True)
+    assert line.startswith("  ? not in the passages: 1803 (It was built in 1803")
+    assert len(line) <= width

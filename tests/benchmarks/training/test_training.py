@@ -210,6 +210,9 @@ def test_a_finder_and_a_reader(
             assert high <= first or low >= last
     assert (wrong[data.pairs.kind == ABSENT] == -1).all()
     assert (wrong >= 0).any()
+    by_words = find_wrong_windows(job.texts, data, None)
+    assert (by_words[data.pairs.kind == ABSENT] == -1).all()
+    assert not np.array_equal(by_words, wrong)
     inner = to_folder(job, "reader", finder=folder)
     before = train_reader(data, replace(READER, steps=1), to_folder(job, "bare"))
     record = train_reader(data, replace(READER, steps=15), inner)
@@ -219,6 +222,24 @@ def test_a_finder_and_a_reader(
     assert sizes == {"start": hidden, "end": hidden, "has": hidden, "bias": 1}
     assert LoraAdapter.load(inner.folder, loaded.model).scale == 2.0
     assert not (inner.folder / WRONG_WINDOWS).exists()
+    # A training that goes on from the result begins with its losses.
+    again = replace(to_folder(job, "again", finder=folder), start=inner.folder)
+    after = train_reader(data, replace(READER, steps=1), again)
+    assert after["losses"]["span"] < before["losses"]["span"]
+
+
+def test_fewer_english_pairs(data: TrainingData, job: TrainingJob) -> None:
+    """All pairs of other texts are drawn, and none of English ones with a share of 0."""
+    wrong = np.full((len(data.pairs.text), 0), -1)
+
+    def count_rows(share: float, english: list[int]) -> int:
+        settings = replace(READER, english=share, wrong=0, swapped=0.0)
+        batches = ReaderBatches(data, job.loaded.tokenizer, settings, wrong, english)
+        return sum(int((one["lengths"] > 0).sum()) for one in batches[0])
+
+    every = count_rows(1.0, [0])
+    assert count_rows(0.0, []) == every
+    assert count_rows(0.0, [*range(len(data.texts))]) == 0
 
 
 @pytest.mark.parametrize("kind", ["finder", "reader"])

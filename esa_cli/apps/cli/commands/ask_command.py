@@ -217,12 +217,14 @@ class AskCommandRun:
         opts, reporter = self.opts, self.reporter
         # The default reader answers at once, so that the passages can come first.
         streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
+        # Before the spinner, which replaces sys.stdout by a stream that ends each piece as a line.
+        printer = answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None
         reporter.show_spinner("answering")
         reply = self.esa.ask(
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
-            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None,
+            on_text=printer,
             **self.generation,
         )
         reporter.clear_spinner()
