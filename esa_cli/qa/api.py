@@ -476,11 +476,12 @@ class Esa:
         from esa_cli.documents.document import read_documents
         from esa_cli.qa.finding.passage_finder import Book
 
-        if not isinstance(question, str) or os.path.exists(question):
+        is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
+        if not isinstance(question, str) or (is_path and os.path.exists(question)):
             given = f"the file {question}" if isinstance(question, str) else type(question).__name__
             wrong = f"the question must be a text and come first, got {given}"
             raise UsageError(wrong, 'for example: esa.ask("Who is Ahab?", "book.txt")')
-        is_one = isinstance(documents, str) or not isinstance(documents, Iterable)
+        is_one = is_path or not isinstance(documents, Iterable)
         books, several = list[Book](), cast("Iterable[Any]", [documents] if is_one else documents)
         for one in several:
             if isinstance(one, str | os.PathLike):

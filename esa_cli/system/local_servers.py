@@ -6,7 +6,6 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 LOCAL = "127.0.0.1"
 PROBE_S = 0.5
@@ -15,6 +14,7 @@ HINT_S = 0.015
 """The same wait below an answer: with three servers, less than 50 ms in all."""
 MAX_BYTES = 1 << 20
 """The maximum size of a server's list of models."""
+_ADDRESS_WITHOUT_PATH = re.compile(r"https?://[^/?]+/?", re.IGNORECASE)
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(?:/\S*)?")
 
 
@@ -77,30 +77,23 @@ def choose_answering_model(model_names: list[str]) -> str:
 
 def explain_how_to_start(url: str) -> str | None:
     """Says how to start the known server at a URL, or returns None for other addresses."""
-    server = next((one for one in SERVERS.values() if one.url == url), None)
-    what_runs = "`esa doctor` lists the servers that run here"
-    return None if server is None else f"{server.start}; {what_runs}"
+    start = next((server.start for server in SERVERS.values() if server.url == url), None)
+    return start and f"{start}; `esa doctor` lists the servers that run here"
 
 
 def complete_server_address(name: str) -> str:
     """Returns the web address that a name stands for: a known server, HOST:PORT, or a web address
-    without a path, each also with `#MODEL`. Returns other names unchanged."""
+    without a path, each also with `#MODEL`. Returns other names unchanged, but stripped."""
     address, mark, model = name.strip().partition("#")
     if (server := SERVERS.get(address.lower())) is not None:
         address = server.url
     elif _HOST_AND_PORT.fullmatch(address):
         address = f"http://{address}"
-    if not address.lower().startswith(("http://", "https://")):
-        return name
-    try:
-        parts = urlsplit(address)
-    except ValueError:  # whoever parses the address refuses it
-        return name
-    if parts.netloc and parts.path in ("", "/") and not parts.query:
+    if _ADDRESS_WITHOUT_PATH.fullmatch(address):
         address = address.rstrip("/") + "/v1"
     return address + mark + model
 
 
 def is_server_address(name: str) -> bool:
     """Whether the name of a reader or finder stands for a server."""
-    return complete_server_address(name).strip().lower().startswith(("http://", "https://"))
+    return complete_server_address(name).lower().startswith(("http://", "https://"))

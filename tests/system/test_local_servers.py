@@ -36,7 +36,6 @@ OLLAMA = "http://127.0.0.1:11434/v1"
         ("https://api.example", "https://api.example/v1"),
         ("https://api.example/openai", "https://api.example/openai"),
         ("http://host?version=1", "http://host?version=1"),
-        ("http://[::1", "http://[::1"),
     ],
 )
 def test_a_name_stands_for_a_web_address(name: str, address: str) -> None:

@@ -79,8 +79,8 @@ class IngestEvents:
 
 
 class IngestProgressRelay(IngestEvents):
-    """Tells a progress function how many tokens of a document the model has read. Unless
-    `must_store` is set, a document stays in memory if the disk is full."""
+    """Tells a progress function how many tokens of a document the model has read. If the disk is
+    full, documents stay in memory unless `must_store` is set."""
 
     def __init__(self, progress: Progress | None, must_store: bool = True) -> None:
         self._progress, self._must_store = progress, must_store

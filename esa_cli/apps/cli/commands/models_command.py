@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,34 +78,39 @@ def pull_model(
 @models.command("suggest")
 def suggest_model(as_json: options.Json = False) -> None:
     """Suggest a model for better answers that fits this machine."""
-    from esa_cli.models import find_model_folder, parse_reference
+    from esa_cli.models import find_model_folder
     from esa_cli.qa.opening import ModelPlacement
-    from esa_cli.qa.planning.model_suggestion import suggest_reader
+    from esa_cli.qa.planning.model_suggestion import estimate_reader_bytes, suggest_reader
     from esa_cli.qa.presets.preset import load_preset
+    from esa_cli.qa.presets.preset_files import load_known_models
     from esa_cli.system.local_servers import find_running_servers
     from esa_cli.system.machine import measure_available_memory
 
     place, servers = ModelPlacement.choose_device_and_dtype(), find_running_servers()
-    memory, finder = measure_available_memory(place.device), load_preset().answer.finder
-    found = suggest_reader(memory, place.dtype.itemsize, place.device != "cpu")
-    is_here = found and find_model_folder(parse_reference(found.facts.model)) is not None
+    free, size = measure_available_memory(place.device), place.dtype.itemsize
+    facts: dict[str, Any] = {"device": place.device, "free_bytes": free, "servers": servers}
+    facts |= {"reader": None, "finder": load_preset().answer.finder}
+    if name := suggest_reader(free, size, place.device != "cpu"):
+        known = load_known_models()[name]
+        is_here = find_model_folder(known.model) is not None
+        fetch, needed = known.count_weight_bytes(2), estimate_reader_bytes(name, size)
+        sized = {"fetch_bytes": fetch, "memory_bytes": needed}
+        facts["reader"] = {"name": name, "fetched": is_here, **asdict(known), **sized}
     if as_json:
-        reader = found and {"name": found.name, "fetched": is_here, **asdict(found)}
-        facts = {"device": place.device, "free_bytes": memory, "servers": servers}
-        terminal.print_json({**facts, "reader": reader, "finder": finder})
+        terminal.print_json(facts)
         return
-    print(f"this machine: {format_size(memory)} of memory free on {place.device}")
-    for name, names in servers.items():
+    print(f"this machine: {format_size(free)} of memory free on {place.device}")
+    for server, names in servers.items():
         listed = terminal.make_printable_line(", ".join(names) or "no model")
-        print(f"reader: --reader {name}, which runs here with {listed}")
-    if found is None:
-        print("reader: no model of the table fits; a server on another machine can be --reader")
-    else:
-        size = "is here" if is_here else f"{format_size(found.fetch_bytes)} to fetch"
-        print(f"reader: --reader {found.name} ({found.facts.model})")
-        print(f"  {size}, {format_size(found.memory_bytes)} of memory, {found.facts.licence}")
+        print(f"reader: --reader {server}, which runs here with {listed}")
+    if name:
+        print(f"reader: --reader {name} ({known.model})")
+        state = "is here" if is_here else f"{format_size(fetch)} to fetch"
+        print(f"  {state}, {format_size(needed)} of memory, {known.licence}")
         print("  Ollama needs about a third of that: `ollama pull MODEL`, then --reader ollama")
-    print(f"finder: {finder}, the default: nothing more to fetch, Apache-2.0")
+    else:
+        print("reader: no model of the table fits; a server on another machine can be --reader")
+    print(f"finder: {facts['finder']}, the default: nothing more to fetch, Apache-2.0")
     print("Measured by this project: the default model only (docs/results.md), no larger one.")
 
 
