@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 LOCAL = "127.0.0.1"
-PROBE_S = 0.5
-"""The maximum wait for one server's list of models."""
-HINT_S = 0.015
-"""The same wait below an answer: with three servers, less than 50 ms in all."""
+PROBE_S = 2.0
+"""The maximum wait for all servers' lists of models."""
+HINT_S = 0.045
+"""The same wait below an answer. A port where nobody listens takes none of it."""
 MAX_BYTES = 1 << 20
 """The maximum size of a server's list of models."""
 _ADDRESS_WITHOUT_PATH = re.compile(r"https?://[^/?]+/?", re.IGNORECASE)
@@ -30,19 +30,20 @@ class LocalServer:
     def url(self) -> str:
         return f"http://{LOCAL}:{self.port}/v1"
 
-    def list_models(self, timeout_s: float = PROBE_S) -> list[str] | None:
-        """Asks the server for the names of its models; returns None if no such server answers in
-        `timeout_s` seconds. No proxy is asked."""
+    def list_models(self, until: float) -> list[str] | None:
+        """Asks the server for the names of its models; returns None if no such server answers
+        until `time.monotonic()` is `until`. No proxy is asked."""
         import socket
 
-        until, data = time.monotonic() + timeout_s, b""
+        data, least_s = b"", 1e-6
         # By HTTP 1.0, so that the body comes whole, and the time of all of it has a limit.
         request = f"GET /v1/models HTTP/1.0\r\nHost: {LOCAL}:{self.port}\r\n\r\n".encode()
         try:
-            with socket.create_connection((LOCAL, self.port), timeout_s) as connection:
+            left_s = max(until - time.monotonic(), least_s)
+            with socket.create_connection((LOCAL, self.port), left_s) as connection:
                 connection.sendall(request)
                 while len(data) < MAX_BYTES:
-                    connection.settimeout(max(until - time.monotonic(), 1e-6))
+                    connection.settimeout(max(until - time.monotonic(), least_s))
                     if not (piece := connection.recv(1 << 16)):
                         break
                     data += piece
@@ -66,7 +67,8 @@ SERVERS = {
 
 def find_running_servers(timeout_s: float = PROBE_S) -> dict[str, list[str]]:
     """Returns the names of the known servers that run on this machine, with their models."""
-    found = {name: server.list_models(timeout_s) for name, server in SERVERS.items()}
+    until = time.monotonic() + timeout_s
+    found = {name: server.list_models(until) for name, server in SERVERS.items()}
     return {name: models for name, models in found.items() if models is not None}
 
 

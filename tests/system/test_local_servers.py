@@ -93,6 +93,6 @@ def test_only_servers_of_models_are_found(ports: dict[str, CompletionServer]) ->
 def test_a_silent_server_takes_little_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()
-        assert LocalServer("", silent.getsockname()[1], "").list_models(0.05) is None
+        assert LocalServer("", silent.getsockname()[1], "").list_models(started + 0.05) is None
         assert time.monotonic() - started < 1
-    assert len(SERVERS) * HINT_S < 0.05
+    assert HINT_S < 0.05

@@ -82,7 +82,7 @@ def test_suggest_says_what_it_does_not_know(esa: Esa, monkeypatch: pytest.Monkey
     shown, found = esa("models", "suggest").out, esa("models", "suggest", "--json").data["reader"]
     assert f"--reader {found['name']} ({found['model']})" in shown
     assert "to fetch" in shown
-    assert "no larger one" in shown
+    assert "the default model only" in shown
 
 
 def test_presets_commands(esa: Esa, tmp_path: Path) -> None:

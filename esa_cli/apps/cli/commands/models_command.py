@@ -111,7 +111,7 @@ def suggest_model(as_json: options.Json = False) -> None:
     else:
         print("reader: no model of the table fits; a server on another machine can be --reader")
     print(f"finder: {facts['finder']}, the default: nothing more to fetch, Apache-2.0")
-    print("Measured by this project: the default model only (docs/results.md), no larger one.")
+    print("measured by this project: the default model only (docs/results.md)")
 
 
 @models.command("rm")
