@@ -231,16 +231,22 @@ def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILEN
     return models.fetch_model_folder(ref, progress=observer.show_stage, with_weights=False)
 
 
-def lower_context_to_window(preset: Preset, model: str, observer: LoadingObserver) -> Preset:
+def lower_context_to_window(
+    preset: Preset, model: str, observer: LoadingObserver, runs_method: bool
+) -> Preset:
     """Returns the preset with a `context` of at most the window of a model, which a note says.
-    Raises ModelError, ResourceError: the model's config.json cannot be fetched."""
+    Raises PresetError: the window is too small for a method that runs. ModelError, ResourceError:
+    the model's config.json cannot be fetched."""
     folder = fetch_config_and_tokenizer(preset.model_copy(update={"model": model}), observer)
     longest = read_language_model_settings(folder).get("max_position_embeddings")
     if not longest or preset.context <= longest:
         return preset
-    smaller = f"{longest:,} tokens, the window of {models.parse_reference(model).name}"
-    observer.show_note(f"esa: the context is {smaller}, not {preset.context:,}", dim=False)
-    return preset.model_copy(update={"context": longest})
+    smaller = preset.model_copy(update={"context": longest})
+    if runs_method:
+        validate_preset_settings(smaller.name, smaller.model_dump(exclude={"name"}))
+    window = f"{longest:,} tokens, the window of {models.parse_reference(model).name}"
+    observer.show_note(f"esa: the context is {window}, not {preset.context:,}", dim=False)
+    return smaller
 
 
 def can_model_run_methods(
@@ -369,7 +375,7 @@ def check_before_loading(
     needs_length = resolved_preset.method_needs_document_length
     if method is not None and documents and needs_length(method, preset):
         applied = resolved_preset.replace_method(method, preset)
-        preset = lower_context_to_window(preset, applied.model, observer)
+        preset = lower_context_to_window(preset, applied.model, observer, True)
         applied = resolved_preset.replace_method(method, preset)
         model = fetch_and_check_model(applied, placement, observer)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
@@ -381,11 +387,9 @@ def check_before_loading(
     runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
     runs_methods = runs or (index is not None and index.layers > 0)
     if runs_methods:
-        fitting = lower_context_to_window(preset, resolved.preset.model, observer)
+        fitting = lower_context_to_window(preset, resolved.preset.model, observer, runs)
         if fitting is not preset:
             resolved = resolved_preset.resolve_preset(fitting, (), method, document_tokens)
-        if fitting is not preset and runs:  # raises, if the method's windows do not fit
-            validate_preset_settings(fitting.name, fitting.model_dump(exclude={"name"}))
     model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
         device, dtype = placement.device, placement.dtype
