@@ -191,7 +191,7 @@ class DocumentChat:
         if not stream.has_text:
             print(strip_control_chars(reply.text_with_certainty), flush=True)
         answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
-        if self.esa.reader is None and not self._has_hinted:
+        if not self._has_hinted:
             self._has_hinted = answer_output.show_reader_hint(reply, self.reporter)
         if self.forgotten > forgotten == 0:
             long = "the conversation has grown long: the oldest questions are left out"

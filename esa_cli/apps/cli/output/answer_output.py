@@ -130,7 +130,8 @@ def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporte
 def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
     """Shows below a reply without an answer how another model can answer, and returns whether a
     hint was shown. Only then this machine is searched for servers, for less than 50 ms."""
-    if reply.certainty != "nothing" or reporter.quiet:
+    # Answers of another model have no certainty, but without passages it is not asked.
+    if reply.certainty != "nothing" or not reply.evidence or reporter.quiet:
         return False
     hint = (
         "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
