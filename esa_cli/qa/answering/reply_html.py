@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from esa_cli.qa.finding.passage import Passage
 
-if TYPE_CHECKING:
-    from esa_cli.qa.answering.reply import Reply
 
-
-def format_reply_as_html(reply: Reply) -> str:
-    """Returns the answer, then each passage with its place; the quoted words are marked."""
+def format_answer_as_html(
+    answer: str, notes: Sequence[str], passages: Sequence[Passage],
+    quoted: tuple[str, int, int] | None,
+) -> str:  # fmt: skip
+    """Returns an answer, notes, and each passage with its place; the words that the answer quotes
+    are marked, which are characters [start, end) of the document `quoted` names first."""
     items = [
-        f'<li><div dir="auto" style="white-space: pre-wrap">{_mark_quoted_words(one, reply)}</div>'
+        f'<li><div dir="auto" style="white-space: pre-wrap">{_mark_quoted_words(one, quoted)}</div>'
         f"<small>{escape(format_passage_location(one))}</small></li>"
-        for one in reply.evidence
+        for one in passages
     ]
-    doubt = "<p>The documents may not contain the answer.</p>" if reply.doubtful else ""
-    nearest = "" if reply.found else "<p>The nearest passages:</p>"
     html = (
-        f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(reply.text_with_marks)}</b>'
-        f"</p>{doubt}{nearest * bool(items)}<ol>{''.join(items)}</ol>"
+        f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(answer)}</b></p>'
+        f"{''.join(f'<p>{escape(note)}</p>' for note in notes)}<ol>{''.join(items)}</ol>"
     )
     return html.encode("utf-8", "replace").decode("utf-8")
 
@@ -34,12 +33,12 @@ def format_passage_location(passage: Passage) -> str:
     return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
-def _mark_quoted_words(passage: Passage, reply: Reply) -> str:
-    """Returns a passage as HTML; the words that the answer quotes from the passage are marked."""
-    text, quoted = passage.text, reply.quotation
-    if quoted is None or quoted.document != passage.document:
+def _mark_quoted_words(passage: Passage, quoted: tuple[str, int, int] | None) -> str:
+    """Returns the text of a passage as HTML, in which the quoted words are marked."""
+    text = passage.text
+    if quoted is None or quoted[0] != passage.document:
         return escape(text)
-    first, last = (min(max(at - passage.start, 0), len(text)) for at in (quoted.start, quoted.end))
+    first, last = (min(max(at - passage.start, 0), len(text)) for at in quoted[1:])
     if first >= last:
         return escape(text)
     return f"{escape(text[:first])}<mark>{escape(text[first:last])}</mark>{escape(text[last:])}"
