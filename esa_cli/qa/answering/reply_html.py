@@ -16,7 +16,7 @@ def format_answer_as_html(
     are marked, which are characters [start, end) of the document `quoted` names first."""
     items = [
         f'<li><div dir="auto" style="white-space: pre-wrap">{_mark_quoted_words(one, quoted)}</div>'
-        f"<small>{escape(format_passage_location(one))}</small></li>"
+        f"<small>{escape(one.describe_place())}</small></li>"
         for one in passages
     ]
     html = (
@@ -24,13 +24,6 @@ def format_answer_as_html(
         f"{''.join(f'<p>{escape(note)}</p>' for note in notes)}<ol>{''.join(items)}</ol>"
     )
     return html.encode("utf-8", "replace").decode("utf-8")
-
-
-def format_passage_location(passage: Passage) -> str:
-    """Formats where a passage is, like `a.pdf, page 3, line 7, The Gate`."""
-    page = [] if passage.page is None else [f"page {passage.page}"]
-    chapter = [passage.chapter] if passage.chapter else []
-    return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
 def _mark_quoted_words(passage: Passage, quoted: tuple[str, int, int] | None) -> str:
