@@ -186,6 +186,8 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
             reply = self._ingest_documents_and_ask_again(reply)
+        if not (self.opts.as_json or reply.foreign_languages):
+            answer_output.show_reader_hint(reply, self.reporter)
         if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}

@@ -134,6 +134,7 @@ class DocumentChat:
         self.failed = 0
         """How many lines ended in an error."""
         self._must_stop = False
+        self._has_hinted = False
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
@@ -212,6 +213,8 @@ class DocumentChat:
         answer_output.print_answer_and_passages(
             reply, self.passages, self.reporter, notes=notes, is_printed=stream.has_text
         )
+        if not self._has_hinted:
+            self._has_hinted = answer_output.show_reader_hint(reply, self.reporter)
         if self.reporter.live:
             self.reporter.warn("")
 
