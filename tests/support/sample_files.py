@@ -76,6 +76,21 @@ def form(*annotations: str) -> bytes:
     return assembled(objects)
 
 
+def pdf_page(content: str) -> bytes:
+    """A PDF of one page with this content; the font /F is Helvetica."""
+    data = content.encode("latin-1")
+    return assembled(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Count 1 /Kids [5 0 R] >>",
+            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(data), data),
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents 4 0 R"
+            b" /Resources << /Font << /F 3 0 R >> >> >>",
+        ]
+    )
+
+
 def _content(text: str) -> bytes:
     lines = [
         b"1 0 0 1 50 %d Tm (%s) Tj" % (760 - 20 * row, line.encode("latin-1"))
