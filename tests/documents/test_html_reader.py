@@ -24,7 +24,7 @@ def test_html_paragraphs_lists_tables() -> None:
     )
     assert found.text == (
         "Head ing\n\nOne two\nthree & four\n\n- a\n- b\n\n3. c\n4. d\n\n"
-        "x | y\n1 | 2\n\n  if x:\n    y\n\na [picture: a cat] b\n"
+        "x: 1; y: 2\n\n  if x:\n    y\n\na [picture: a cat] b\n"
     )
     assert chapters(found) == [("Head ing", "Head ing")]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +46,9 @@ SERVICES = "The provider runs the servers of the client and answers questions ab
 LAW = "Danish law governs this agreement. Each party may end it with three months' notice."
 
 
+FILES = ("agreement.docx", "bills.xlsx", "staff.csv", "tours.pdf")
+
+
 class RowQuestion(NamedTuple):
     """A question about a row of the file `file`, and words of the right answer."""
 
@@ -72,41 +74,18 @@ QUESTIONS = [
 
 
 def write_table_files(folder: Path) -> None:
-    """Writes the documents that QUESTIONS name into a folder."""
+    """Writes the documents FILES into a folder."""
     paragraph = make.paragraph
     body = (
         paragraph("Services agreement")
         + paragraph(SERVICES)
-        + word_table(OFFICES)
+        + make.word_table(OFFICES)
         + paragraph("The client pays the fees of this table at the end of each month.")
-        + word_table(FEES)
+        + make.word_table(FEES)
         + paragraph(LAW)
     )
     (folder / "agreement.docx").write_bytes(make.docx(body))
     (folder / "bills.xlsx").write_bytes(make.xlsx(BILLS))
     lines = [",".join(row) + "\n" for row in STAFF]
     (folder / "staff.csv").write_text("".join(lines), encoding="utf-8")
-    (folder / "tours.pdf").write_bytes(pdf_table(TOURS, "Boats to the islands in summer"))
-
-
-def word_table(rows: Sequence[Sequence[str]], properties: str = "") -> str:
-    """A table of a Word document; `properties` stand in its first row."""
-    written = []
-    for number, row in enumerate(rows):
-        cells = "".join(f"<w:tc>{make.paragraph(cell)}</w:tc>" for cell in row)
-        written.append(f"<w:tr>{'' if number else properties}{cells}</w:tr>")
-    return f"<w:tbl>{''.join(written)}</w:tbl>"
-
-
-def pdf_table(rows: Sequence[Sequence[str]], title: str, *, ruled: bool = True) -> bytes:
-    """A PDF of one page with a title, a table with cells of 110 x 20 points, and a line below."""
-    content = [f"BT /F 14 Tf 1 0 0 1 50 760 Tm ({title}) Tj ET"]
-    for y, row in zip(range(720, 0, -20), rows, strict=False):
-        for x, cell in zip(range(54, 600, 110), row, strict=False):
-            content.append(f"BT /F 10 Tf 1 0 0 1 {x} {y} Tm ({cell}) Tj ET")
-    bottom, right = 734 - 20 * len(rows), 50 + 110 * len(rows[0])
-    if ruled:
-        content += [f"50 {y} m {right} {y} l S" for y in range(734, bottom - 1, -20)]
-        content += [f"{x} 734 m {x} {bottom} l S" for x in range(50, right + 1, 110)]
-    content.append(f"BT /F 12 Tf 1 0 0 1 50 {bottom - 30} Tm (Tickets are sold on board.) Tj ET")
-    return make.pdf_page("\n".join(content))
+    (folder / "tours.pdf").write_bytes(make.pdf_table(TOURS, "Boats to the islands in summer"))
