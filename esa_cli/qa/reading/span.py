@@ -40,7 +40,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
-from esa_cli.qa.reading.table_rows import find_named_row
+from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
 from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
@@ -142,12 +142,13 @@ class SpanReader:
         rows = [find_named_row(one.text, question) for one in passages]
         texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, texts)
-        for one, (first, _), reading in zip(passages, rows, readings, strict=True):
+        for one, (first, _), text, reading in zip(passages, rows, texts, readings, strict=True):
             score = self.combination.compute_log_odds(one, reading)
             probability = 1 / (1 + math.exp(min(doubt - score, 700.0)))
             span = reading.span
-            at = one.start + first
-            quote = None if span is None else (at + span.start, at + span.end)
+            at, quote = one.start + first, None
+            if span is not None:
+                quote = (at + skip_column_name(text, span.start, span.end), at + span.end)
             out.append(replace(one, score=score, probability=probability, quote=quote))
         return sorted(out, key=lambda one: -one.score)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from esa_cli.documents.document import is_table_row
+from esa_cli.documents.document import CELL, is_table_row
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 
 
@@ -25,3 +25,10 @@ def find_named_row(passage: str, question: str) -> tuple[int, int]:
         words[start, end] = len({passage[start + a : start + b].lower() for a, b in shared})
     (best, most), (_, second) = words.most_common(2)
     return best if best in rows and most > second else whole
+
+
+def skip_column_name(row: str, start: int, end: int) -> int:
+    """Returns the start of an answer, `row[start:end]`, without the end of its column's name."""
+    cell_end = row.find(";", start, end)
+    name = CELL.match(row, start, cell_end if cell_end >= 0 else end)
+    return name.end() if name and is_table_row(row) else start

@@ -9,7 +9,7 @@ import table_files
 
 from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
-from esa_cli.qa.reading.table_rows import find_named_row
+from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
 
 SHEET = """The office pays its staff on the last day of a month.
 
@@ -35,6 +35,24 @@ def test_a_row_is_read_alone_if_the_question_names_it(question: str, begins: str
     start, end = find_named_row(SHEET, question)
     assert SHEET[start:end].startswith(begins)
     assert ("\n" in SHEET[start:end]) == begins.startswith("The")
+
+
+@pytest.mark.parametrize(
+    ("quoted", "value"),
+    [
+        ("rate: 250", "250"),
+        ("Hourly rate: 250; Room: 4.07", "250; Room: 4.07"),
+        ("250", "250"),
+        ("Counsel; Hourly rate: 250", "Counsel; Hourly rate: 250"),
+    ],
+)
+def test_the_name_of_a_column_is_no_answer(quoted: str, value: str) -> None:
+    row = SHEET.splitlines()[-1]
+    start = row.index(quoted)
+    end = start + len(quoted)
+    assert row[skip_column_name(row, start, end) : end] == value
+    prose = f"{quoted} was the note: he left."
+    assert skip_column_name(prose, 0, len(prose)) == 0
 
 
 def test_rows_of_a_sheet_are_sentences() -> None:
