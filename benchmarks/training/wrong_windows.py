@@ -12,7 +12,7 @@ from torch import Tensor
 from training_data import ABSENT, Integers, TextTokens, TrainingData, cut_windows
 
 from esa_cli.qa.finding.finder import TokenEncoder, compute_window_products, pool_window_products
-from esa_cli.qa.finding.passage_finder import AROUND, AROUND_WEIGHT, FAR
+from esa_cli.qa.finding.passage_finder import AROUND, Ranking
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.reading.span import collapse_spaces
 
@@ -85,8 +85,8 @@ def score_windows(queries: Tensor, weights: Tensor, keys: Tensor, bounds: Tensor
 
     def total(products: Tensor) -> Tensor:
         empty = torch.zeros(len(bounds), len(queries), device=keys.device)
-        scores = empty.index_add(1, owner, products * shares).T
-        return (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
+        return empty.index_add(1, owner, products * shares).T
 
-    around = [total(pool_window_products(products, count)).clamp(min=FAR) for count in AROUND]
-    return total(products) + AROUND_WEIGHT * torch.stack(around).sum(0)
+    widths = [products, *(pool_window_products(products, count) for count in AROUND)]
+    weights_of_widths = zip(Ranking().late, map(total, widths), strict=True)
+    return torch.stack([weight * late for weight, late in weights_of_widths]).sum(0)

@@ -16,21 +16,23 @@ import torch
 
 from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import find_sentence_spans
-from esa_cli.qa.reading.span import PassageReader, collapse_spaces
+from esa_cli.qa.reading.span import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
 WHOLE = 200
 """The number of windows up to which all windows are read again: half a minute on an idle core."""
-SIEVE = 2.0
-"""The minimum score of a passage that is read again if its document has reduced keys."""
+SIEVE = 0.002
+"""The minimum probability of a passage that is read again if its document has reduced keys."""
 NEAR = 0.8
 """A passage is also read again if its late interaction is at least this share of the best: if a
-fifth of a text fits equally well, no score exceeds the mean by two standard deviations."""
+fifth of a text fits equally well, no window is probable."""
 FIT = (9.0, 0.05)
 """Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
+WORDS_FIT = 8.0
+"""The fit of the best passage by BM25 in a document without reduced keys; others have less."""
 LEAST, LEAST_OF_WHOLE = 0.5, -1.0
 """The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
 read, as of a list, whose lines a search scores lower than sentences of prose. `SIEVE`, `NEAR`,
@@ -40,7 +42,6 @@ BATCH = 16
 MAX_WORDS = 24
 """The maximum number of words of another model's answer that are searched for in the passage."""
 _WORD = re.compile(r"\w+")
-_ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
@@ -54,32 +55,30 @@ class ChosenPassages(NamedTuple):
 
 @torch.inference_mode()
 def choose_passages_to_read(
-    search: PassageSearch, question: str, books: Sequence[Book], min_score: float | None = None,
+    search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
     """Chooses the passages that the reader model reads, by how well they fit the question.
 
     Args:
-        min_score: the minimum score, in standard deviations. None means all of at most `WHOLE`
-            passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
-            reduced keys, whose score misses passages that share no word with the question.
+        minimum: the minimum probability. None means all of at most `WHOLE` passages, else
+            passages that reach `SIEVE` or `NEAR`, and all of documents without reduced keys, whose
+            score misses passages that share no word with the question.
         all_passages: whether all passages are chosen, whatever their scores are."""
     finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
     found, index = finder.score_windows(question, reduced=reduced), finder.index
-    scores = standardise_scores(found.total)
-    late = torch.full_like(scores, torch.nan)
-    if reduced is not None:
-        late = finder.score_by_late_interaction(reduced)[0]
+    probabilities = found.total.sigmoid()
+    late = torch.full_like(found.total, torch.nan) if found.late is None else found.late[0]
     unread, (factor, least) = late.isnan(), FIT
-    fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
-    if all_passages or (min_score is None and len(index) <= WHOLE):
+    fits = torch.where(unread, WORDS_FIT * found.words, factor * (late - least))
+    if all_passages or (minimum is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
-    elif min_score is not None:
-        wanted = scores >= min_score
+    elif minimum is not None:
+        wanted = probabilities >= minimum
     else:
-        wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
+        wanted = unread | (probabilities >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
-    passages = [finder.make_window_passage(at, scores) for at in numbers]
+    passages = [finder.make_window_passage(at, found.total) for at in numbers]
     documents = [index.documents[at] for at in numbers]
     return ChosenPassages(passages, documents, fits[wanted].tolist(), len(index))
 
@@ -198,8 +197,7 @@ class CollectedPlace(Passage):
     @property
     def normalised_answer(self) -> str:
         """The other model's answer, or else the quoted text, in lower case and without articles."""
-        found = _WORD.findall((self.answer or self.text).lower())
-        return " ".join([word for word in found if word not in _ARTICLES] or found)
+        return normalise_answer(self.answer or self.text)
 
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
@@ -315,6 +313,7 @@ class Collection:
             return
         place = CollectedPlace.cut_from(
             known, passage.start + span.start, passage.start + span.end, score=passage.score,
+            probability=passage.probability,
             sentence=known.text[first:last], passage=(passage.start, passage.end),
             log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip

@@ -129,7 +129,7 @@ def make_evidence_page(
 </head>
 <body>
 <h1 dir="auto">{escape(question)}</h1>
-<p class="answer" dir="auto">{escape(reply.text_with_certainty)}</p>
+<p class="answer" dir="auto">{escape(reply.text_with_marks)}</p>
 {f'<p class="soft">{doubt}</p>' if reply.doubtful else ""}
 <h2 id="passages">{"What the answer rests on" if reply.found else "The nearest passages"}</h2>
 <ol>{"".join(listed)}</ol>

@@ -100,7 +100,7 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     first, second = rows(out)
     assert set(first) == {
         "id", "question", "documents", "answer", "found", "cut", "answered_from", "read",
-        "quotation", "evidence", "tokens", "timing", "key", "certainty", "probability",
+        "quotation", "sentences", "evidence", "tokens", "timing", "key", "certainty", "probability",
     }  # fmt: skip
     assert (first["id"], second["id"]) == ("x1", 2)
     assert first["documents"] == ["a.txt"]

@@ -76,7 +76,7 @@ def test_docx_hidden_places_of_text() -> None:
 
 def test_docx_headers_and_footers_are_read_once() -> None:
     p = make.paragraph
-    field = '<w:p><w:r><w:t>Page </w:t><w:instrText>PAGE</w:instrText><w:t>3</w:t></w:r></w:p>'
+    field = "<w:p><w:r><w:t>Page </w:t><w:instrText>PAGE</w:instrText><w:t>3</w:t></w:r></w:p>"
     found = word(
         p("Head", "H1"), p("text"),
         header1=make.word_part("hdr", p("Contract no. 4711") + field),
@@ -98,14 +98,20 @@ def test_docx_rows_have_the_names_of_their_columns() -> None:
     assert word(marked).text == "Town: Kiel; Contact: Ann\nTown: Ulm; Contact: Bo\n"
     bold = marked.replace("<w:trPr><w:tblHeader/></w:trPr>", "")
     for cell in words[0]:
-        bold = bold.replace(f'<w:r><w:t xml:space="preserve">{cell}',
-                            f'<w:r><w:rPr><w:b/></w:rPr><w:t xml:space="preserve">{cell}')
+        bold = bold.replace(
+            f'<w:r><w:t xml:space="preserve">{cell}',
+            f'<w:r><w:rPr><w:b/></w:rPr><w:t xml:space="preserve">{cell}',
+        )
     assert word(bold).text == word(marked).text
 
 
 def test_docx_row_of_a_table_is_on_its_page() -> None:
-    rows = make.word_table([("Town", "Contact", "Since"), ("Kiel", "Ann", "2003"), ("Ulm", "Bo", "9")])
-    rows = rows.replace('<w:t xml:space="preserve">Ulm', f'{make.PAGE}<w:t xml:space="preserve">Ulm')
+    rows = make.word_table(
+        [("Town", "Contact", "Since"), ("Kiel", "Ann", "2003"), ("Ulm", "Bo", "9")]
+    )
+    rows = rows.replace(
+        '<w:t xml:space="preserve">Ulm', f'{make.PAGE}<w:t xml:space="preserve">Ulm'
+    )
     found = word(rows)
     assert (at(found, "Kiel")[0], at(found, "Town: Ulm")[0]) == (1, 2)
 

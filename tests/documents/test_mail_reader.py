@@ -93,9 +93,10 @@ def test_mail_attached_files_are_chapters() -> None:
     """Files of several formats, an attached mail with an attached file, and a file with a password;
     other files are named."""
     pdf, locked = make.pdf(["bill 17", "paid"]), make.pdf(["secret"], locked=True)
-    inner = f"From: Bo\r\nSubject: Old\r\nMIME-Version: 1.0\r\n{parts(attached('n.txt', data=b'low'))}"
+    word, note = make.docx(make.paragraph("trip")), attached("n.txt", data=b"low")
+    inner = f"From: Bo\r\nSubject: Old\r\nMIME-Version: 1.0\r\n{parts(note)}"
     found = of(
-        PLAIN, attached("bill.pdf", data=pdf), attached("t.docx", data=make.docx(make.paragraph("trip"))),
+        PLAIN, attached("bill.pdf", data=pdf), attached("t.docx", data=word),
         attached("a.bin", "text/plain", b"words"), attached("old.eml", data=inner.encode()),
         attached("locked.pdf", data=locked), attached("x.zip", data=b"PK\3\4"),
         attached("k.rtf", "text/rtf", b"{rtf}"),
@@ -104,7 +105,9 @@ def test_mail_attached_files_are_chapters() -> None:
     assert found.text == (
         f"{HEAD}{gate}\n\nbill 17\n\npaid\n\ntrip\n\nwords\n\nFrom: Bo\nSubject: Old\n\nlow\n"
     )
-    placed = [at(found, words) for words in ("nine", "bill 17", "paid", "trip", "words", "Bo", "low")]
+    placed = [
+        at(found, words) for words in ("nine", "bill 17", "paid", "trip", "words", "Bo", "low")
+    ]
     assert placed == [
         (None, "Trip"), (1, "bill.pdf"), (2, "bill.pdf"), (None, "t.docx"), (None, "a.bin"),
         (None, "Old"), (None, "n.txt"),

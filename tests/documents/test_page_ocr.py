@@ -50,7 +50,9 @@ def test_ocr_stops_before_the_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("esa_cli.documents.readers.page_ocr._SHARE", 0.0)
     data = make.pdf(["text", None])
     [missing] = pdf_reader.read_pdf(data, "a.pdf").missing
-    assert missing == "page 2 has no text, only pictures (ESA_READ_SECONDS=3600 gives OCR more time)"
+    assert (
+        missing == "page 2 has no text, only pictures (ESA_READ_SECONDS=3600 gives OCR more time)"
+    )
 
 
 def test_without_ocr_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,10 +124,11 @@ def test_the_sieve() -> None:
     search = PassageSearch()
     every = choose_passages_to_read(search, QUESTION, placed)
     assert len(every.passages) == every.total, "documents without an index are read as a whole"
-    least = sorted(one.score for one in every.passages)[-2]
-    some = choose_passages_to_read(search, QUESTION, placed, min_score=least)
+    least = sorted(one.probability or 0.0 for one in every.passages)[-2]
+    some = choose_passages_to_read(search, QUESTION, placed, minimum=least)
     assert 0 < len(some.passages) < some.total == every.total
-    assert [one for one in every.passages if one.score >= least] == list(some.passages)
+    chosen = [one for one in every.passages if (one.probability or 0.0) >= least]
+    assert chosen == list(some.passages)
     assert choose_passages_to_read(search, QUESTION, placed, least, all_passages=True) == every
 
 

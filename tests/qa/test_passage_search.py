@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from finder_asker import asker as asker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
+from esa_cli.qa.finding.passage_finder import ABOVE, Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.presets.preset import load_preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
@@ -43,24 +44,27 @@ def test_a_passage_has_its_place() -> None:
     assert (best.page, best.chapter, best.line) == (*expected, line)
 
 
-def test_scores_are_standard_deviations_best_first() -> None:
+def test_scores_are_log_odds_best_first() -> None:
     passages = found(QUESTION, STORY)
     scores = [one.score for one in passages]
     assert scores == sorted(scores, reverse=True)
-    assert scores[0] > 2
-    assert min(scores) >= 0
-    assert found(QUESTION, STORY, minimum_score=scores[1]) == passages[:2]
-    assert found(QUESTION, STORY, minimum_score=scores[0] + 1) == []
+    odds = [one.probability / (1 - one.probability) for one in passages if one.probability]
+    assert [math.log(one) for one in odds] == pytest.approx(scores)
+    second = passages[1].probability
+    assert found(QUESTION, STORY, minimum=second) == [
+        one for one in passages if (one.probability or 0) >= (second or 0)
+    ]
+    assert found(QUESTION, STORY, minimum=0.999) == []
     assert found(QUESTION, STORY, count=1) == passages[:1]
 
 
-def test_all_are_those_of_two_deviations_or_the_best() -> None:
+def test_all_are_those_above_a_probability_or_the_best() -> None:
     every = found(QUESTION, STORY, count=None)
     assert every
-    assert min(one.score for one in every) >= 2
+    assert min(one.probability or 0 for one in every) >= ABOVE
     (only,) = found(QUESTION, GATE, count=None)
-    assert (only.score, only.text) == (0, GATE.strip())
-    more = found("boat town", STORY, count=None, minimum_score=-100.0)
+    assert only.text == GATE.strip()
+    more = found("boat town", STORY, count=None, minimum=0.0)
     assert len(more) > 8
     assert more[0].start <= STORY.index("boat")
 
@@ -77,13 +81,11 @@ def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
     read, unread = asker.ingest(book(STORY).document), asker.open(book(FILLER, "b").document)
     assert read.read
     assert not unread.read
-    passages = asker.find_passages("zeppelin", [read, unread, read], minimum=-100.0)
+    passages = asker.find_passages("zeppelin", [read, unread, read], minimum=0.0)
     assert {one.document for one in passages} == {"story.txt"}, "the other has no such word"
     assert len(passages) == 8
     reply = asker.ask("zeppelin", [read], evidence=8)
-    alone = asker.find_passages(
-        "zeppelin", [read], count=asker.preset.answer.passages, minimum=-9.0
-    )
+    alone = asker.find_passages("zeppelin", [read], count=asker.preset.answer.passages, minimum=0.0)
     assert {(e.start, e.end) for e in reply.evidence} <= {(one.start, one.end) for one in alone}
 
 

@@ -114,6 +114,11 @@ class Handler(BaseHTTPRequestHandler):
     def unknown(self, body: Any) -> None:
         self.stream(body, ["The documents ", "do not say."])
 
+    def invented(self, body: Any) -> None:
+        self.stream(
+            body, ["The gate opens at nine [1]. ", "It was built by Ann Brown", " in 1803."]
+        )
+
     def thoughts(self, body: Any) -> None:
         self.stream(body, [], "length")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.answering.reply import CheckedSentence, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
 
@@ -45,6 +45,7 @@ class FakeAsker:
         self.answers: dict[str, str] = {}
         self.failures: dict[str, BaseException] = {}
         self.found = True
+        self.sentences: tuple[CheckedSentence, ...] = ()
         self.ingested: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.spoken: list[str] = []
@@ -122,7 +123,7 @@ class FakeAsker:
         self._say(whole, on_text)
         return Reply(
             "".join(whole), passages(books, evidence), self.found, words, len(whole), 0.1, 0.2,
-            cut=len(whole) < len(said),
+            cut=len(whole) < len(said), sentences=self.sentences,
         )  # fmt: skip
 
     def _read_question(self, question: str) -> None:

@@ -47,7 +47,7 @@ class QuotingAsker(FakeAsker):
         quoted = Quotation(first.document, first.start, first.end) if first else None
         return Reply(
             text, self._evidence[:evidence], first is not None, len(words), len(text.split()),
-            0.1, 0.2, answered_from="text", quotation=quoted,
+            0.1, 0.2, answered_from="text", quotation=quoted, sentences=self.sentences,
         )  # fmt: skip
 
     def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:

@@ -59,7 +59,7 @@ class RowQuestion(NamedTuple):
 
 QUESTIONS = [
     RowQuestion("agreement.docx", "Who is the contact in Aarhus?", "Mette Lund"),
-    RowQuestion("agreement.docx", "What is the telephone number of the office in Porto?", "225 550 63"),
+    RowQuestion("agreement.docx", "What is the telephone number in Porto?", "225 550 63"),
     RowQuestion("agreement.docx", "What are the hours of support in Tallinn?", "9 to 21"),
     RowQuestion("agreement.docx", "What is the monthly fee for backup?", "310"),
     RowQuestion("bills.xlsx", "What did we bill Osprey Foods for the trademark?", "6380"),

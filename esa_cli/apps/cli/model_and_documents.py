@@ -366,14 +366,14 @@ class LazyPassageFinder:
         return self.open_document(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
-        self, question: str, books: list[Book], max_count: int | None, min_score: float | None
+        self, question: str, books: list[Book], max_count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the passages that fit a question best, with scores of at least `min_score`
-        standard deviations above the mean."""
+        """Returns the passages that fit a question best, with at least a minimum
+        probability."""
         if self.is_loaded:
-            return self._lazily_loaded_esa.find_passages(question, books, max_count, min_score)
+            return self._lazily_loaded_esa.find_passages(question, books, max_count, minimum)
         ranged = add_token_ranges(books)
-        return PassageSearch().search_passages(question, ranged, max_count, min_score)
+        return PassageSearch().search_passages(question, ranged, max_count, minimum)
 
     @cached_property
     def _indexed_text_digests(self) -> set[str]:

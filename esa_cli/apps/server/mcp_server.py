@@ -75,8 +75,8 @@ class ToolArguments(BaseModel):
 
 class FindToolArguments(ToolArguments):
     """Finds the passages of the library, or of some documents, that fit words or a question best.
-    Each passage comes with its document, page, line and character offsets, and with a score in
-    standard deviations above the mean. Calls of `find` are quick."""
+    Each passage comes with its document, page, line and character offsets, and with the
+    probability that it has the answer. Calls of `find` are quick."""
 
     query: str = Field(min_length=1, max_length=8000, description="Words or a question.")
     documents: Names | None = Field(None, description=DOCUMENTS)
@@ -87,7 +87,8 @@ class AskToolArguments(ToolArguments):
     """Answers one question from documents of any length with a small local model. Returns the
     answer, its `certainty` (`answer`: right at least 85 times in 100; `perhaps`: read the passages;
     `nothing`: no answer was found), and the passages that support it or come nearest, with scores
-    from 0 to 1. A call of `ask` takes seconds to a minute."""
+    from 0 to 1. `[? not in the passages: ...]` in the answer says what the passages lack of the
+    sentence before. A call of `ask` takes seconds to a minute."""
 
     question: str = Field(
         min_length=1, max_length=8000, description="One question, complete in itself."
@@ -189,7 +190,7 @@ class McpDocumentTools:
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
-            "answer": reply.text_with_certainty.strip(), "found": reply.found,
+            "answer": reply.text_with_marks.strip(), "found": reply.found,
             "certainty": reply.certainty, "passages": results,
             "model": self.esa.name, "note": _format_result_note(notes, unread),
         }  # fmt: skip

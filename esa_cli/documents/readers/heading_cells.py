@@ -1,7 +1,8 @@
 """Finds the heading cells of tables in Word, OpenDocument and PDF files, which name the columns.
 
-A column's name is then written before each value. Where a document does not mark the first row as a heading, the first row of three or more different words is one if some column has
-numbers in all rows below. A table of two columns may as well have names on its left side."""
+A column's name is then written before each value. Where a document does not mark the first row as a
+heading, a first row of three or more different words is one if some column has numbers in all rows
+below. A table of two columns may as well have names on its left side."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ _SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "
 _HTML_TAGS = {
     "text:p": "p", "text:h": "h1", "text:list": "ul", "text:list-item": "li",
     "text:list-header": "div", "table:table": "table", "table:table-row": "tr",
-    "table:table-cell": "td", "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
+    "table:table-cell": "td",
+    "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
 }  # fmt: skip
 """Tag -> that of HTML; all others become spans."""
 _NOT_SHOWN = (

@@ -33,7 +33,8 @@ class PageRecogniser:
     """Recognises the text of pages, until the CPU time for the document is short."""
 
     def __init__(self, document_name: str) -> None:
-        self._name, self._engine = document_name, None
+        self._name = document_name
+        self._engine: Any = None
         self._end = time.process_time() + _SHARE * look_up_reading_limit(SECONDS)
         self.installed, self.stopped = True, False
 
@@ -77,7 +78,7 @@ def _join_lines(boxes: Any, texts: Any) -> str:
 
 
 def describe_recognised_pages(pages: Mapping[int, RecognisedPage]) -> str:
-    """Describes for users which pages (by number) were read by OCR, and how certain their text is."""
+    """Says which pages, by their number, were read by OCR, and how certain their text is."""
     numbers = shorten_name_list(list(map(str, pages)), _MAX_LISTED)
     worst = min(pages, key=lambda number: pages[number].confidence)
     least = f", least on page {worst}" if len(pages) > 1 else ""

@@ -29,6 +29,28 @@ class Quotation:
     end: int
 
 
+@dataclass(frozen=True)
+class CheckedSentence:
+    """A sentence of another model's answer that was checked against the passages.
+
+    Args:
+        start, end: characters [start, end) of the answer.
+        supported: whether the passages lack nothing of it, as far as the check sees.
+        passage: the number, from 1, of the passage that the sentence fits best, or None. It is the
+            number by which an answer cites the passage, as in `[2]`; `evidence[1]` is this passage.
+        missing: quotations, numbers, names or words that the passages lack."""
+
+    start: int
+    end: int
+    supported: bool
+    passage: int | None = None
+    missing: tuple[str, ...] = ()
+
+    def format_mark(self) -> str:
+        """Returns a line about what the passages lack."""
+        return f"not in the passages: {', '.join(self.missing)}"
+
+
 class ShadedSpan(NamedTuple):
     """Characters [start, end) of a document with a shade from 1 to 8 in a heat map."""
 
@@ -76,7 +98,8 @@ class Reply:
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
-        foreign_languages: of the documents, for which the default models were not trained."""
+        foreign_languages: of the documents, for which the default models were not trained.
+        sentences: that were checked, if another model wrote the text from passages."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -92,11 +115,26 @@ class Reply:
     certainty: Certainty | None = None
     probability: float | None = None
     foreign_languages: tuple[str, ...] = ()
+    sentences: tuple[CheckedSentence, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:
         """The answer as people see it: `perhaps: ` stands before an uncertain one."""
         return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
+
+    @property
+    def text_with_marks(self) -> str:
+        """`text_with_certainty`, with a mark after each sentence that no passage supports."""
+        parts, at = list[str](), 0
+        for one in self.unsupported_sentences:
+            parts.append(f"{self.text[at : one.end]} [? {one.format_mark()}]")
+            at = one.end
+        return "".join([*parts, self.text[at:]]) if parts else self.text_with_certainty
+
+    @property
+    def unsupported_sentences(self) -> list[CheckedSentence]:
+        """The checked sentences of the answer that no passage supports."""
+        return [one for one in self.sentences if not one.supported]
 
     @property
     def doubtful(self) -> bool:
@@ -114,6 +152,7 @@ class Reply:
             "answered_from": self.answered_from,
             "read": self.read,
             "quotation": None if self.quotation is None else asdict(self.quotation),
+            "sentences": [asdict(one) for one in self.sentences],
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
             "timing": {

@@ -17,6 +17,7 @@ from esa_cli.qa.finding.late_interaction_finder import (
     check_package_installed,
     read_late_interaction_sizes,
 )  # fmt: skip
+from esa_cli.qa.finding.passage_finder import Ranking
 from esa_cli.qa.presets.finder_names import MAPS, locate_finder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
@@ -46,6 +47,15 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> Finder 
     if not (place / MAPS).is_file():
         return LateInteractionFinder(place, model.device)
     return TokenEncoder.load(place, model, tokenizer, fixed=True)
+
+
+def load_ranking(settings: AnswerSettings) -> Ranking | None:
+    """Loads the ranking of a preset's finder, or None for the default. Raises ModelError: it is
+    damaged; PresetError: there is no such finder."""
+    if settings.source != "text" or settings.finder is None:
+        return None
+    place = locate_finder(settings.finder)
+    return Ranking.load(place) if isinstance(place, Path) else None
 
 
 def read_finder_sizes(

@@ -15,11 +15,10 @@ class Passage:
 
     Args:
         document, source: the document's name and path. page, line: of the beginning, from 1.
-        score: in a search, standard deviations above the mean score of all passages; after reading,
-            the log-odds that `quote` is the answer.
+        score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         quote: characters [start, end) of the document that answer best.
-        probability: that the quote is the answer; None if the default reader did not read it.
+        probability: the probability of the score's log-odds, if there is one.
         late: in a document with a token index, the late interaction of the passage alone, and with
             each number of neighbours, less the highest of all passages; then the highest alone."""
 
@@ -49,7 +48,9 @@ class Passage:
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""
         names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
-        return {name: getattr(self, name) for name in names} | {"score": round(self.score, 3)}
+        probability = None if self.probability is None else round(self.probability, 4)
+        scores = {"score": round(self.score, 3), "probability": probability}
+        return {name: getattr(self, name) for name in names} | scores
 
     def as_evidence(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage on which an answer rests."""

@@ -1,17 +1,18 @@
 """Documents that can be asked about (books), and the search for passages that answer questions.
 
-A passage is a window of sentences, whose score is the sum of BM25 in standard deviations and, if
-the document has a token index, late interaction with a larger weight. The weights and limits were
-chosen by the development questions of benchmarks/book_questions.
+A passage is a window of sentences. Its score is the log-odds that it answers the question, which
+`Ranking` computes from late interaction, or from BM25 if the document has no token index.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
+from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.qa.finding.finder import (
     Finder,
     ReducedKeys,
@@ -39,27 +41,19 @@ from esa_cli.storage.memory_store import PrefilledDocument, locate_document_text
 from esa_cli.system.text import ENGLISH, SPACELESS_CHARACTER, find_question_words
 
 AROUND = (4, 32, 128)
-"""Numbers of neighbours that raise a window's score: about a page, some pages, a chapter."""
-AROUND_WEIGHT = 0.3
-"""The weight of the score of neighbouring windows; the window's own score has weight 1."""
-FAR = -1.0
-"""The minimum score of neighbouring windows, which would be very low at the ends of some texts."""
-LATE = 3.3
-"""The weight of late interaction if BM25 has weight 1."""
+"""Numbers of neighbours whose late interaction counts, too: a page, some pages, a chapter."""
 BY_WORDS = 8
 """One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
-SINGLED_OUT = (1.2, 1.4)
-"""Ratios of the best to the next BM25 score at which a passage is not, or is, singled out."""
-VAGUE = 0.15
-"""The share of BM25's weight that is used if BM25 singles out no passage."""
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 SAMPLE = 5000
 """The number of characters of a document in which a script without spaces is looked for."""
 COUNT = 8
-ABOVE = 2.0
-"""The minimum score if all passages are requested; about one window in thirty reaches 2.0."""
+RANKING = "ranking.json"
+"""The name of the file of a finder's folder with the weights of a `Ranking`."""
+ABOVE = 0.02
+"""The minimum probability if all passages are requested; some eight windows of a book reach it."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +120,66 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     return placed
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """The logistic regressions that give the log-odds that a window answers a question, fit by
+    `benchmarks/ranking.py` to the development questions, with no term that depends on how many
+    other windows there are.
+
+    Args:
+        late: weights of a window's late interaction, alone and with each of `AROUND`, in a sum.
+        words: the weight in this sum of BM25, as a share of the highest, in other languages than
+            English, for which the finder was not trained.
+        late_odds: an intercept, and the weights of this sum and of the sum less the highest sum.
+        bm25_odds: an intercept, and the weight of BM25 as a share of the highest, for documents
+            without a token index."""
+
+    late: tuple[float, ...] = (30.0, 9.0, 9.0, 9.0)
+    words: float = 4.0
+    late_odds: tuple[float, float, float] = (-4.0, 0.0, 1.0)
+    bm25_odds: tuple[float, float] = (-10.0, 8.6)
+
+    @classmethod
+    def load(cls, folder: Path) -> Ranking:
+        """Loads the ranking of a finder's folder, or the default. Raises ModelError: its file is
+        damaged."""
+        path = folder / RANKING
+        if not path.exists():
+            return cls()
+        with convert_read_errors(str(path), "use --finder words"):
+            facts = json.loads(path.read_text("utf-8"))
+            late = tuple(map(float, facts["late"]))
+            if len(late) != 1 + len(AROUND):
+                raise ValueError(f"late must have {1 + len(AROUND)} weights")
+            intercept, own, behind = map(float, facts["late_odds"])
+            bm25_intercept, bm25_own = map(float, facts["bm25_odds"])
+            late_odds, bm25_odds = (intercept, own, behind), (bm25_intercept, bm25_own)
+            return cls(late, float(facts["words"]), late_odds, bm25_odds)
+
+    def compute_bm25_odds(self, words: Tensor) -> Tensor:
+        """Returns the log-odds of windows by BM25 as a share of the highest."""
+        intercept, weight = self.bm25_odds
+        return intercept + weight * words
+
+
+def divide_by_highest(scores: Tensor) -> Tensor:
+    """Returns scores of at least 0 as shares of the highest score, or 0 if all are 0."""
+    return scores / scores.max() if scores.any() else scores
+
+
 class ReducedQueries(NamedTuple):
-    """A question's reduced queries (M, R) and their weights (M,), and the weight of BM25 scores."""
+    """A question's reduced queries (M, R) and their weights (M,)."""
 
     queries: Tensor
     weights: Tensor
-    words: float = 0.0
 
 
 class WindowScores(NamedTuple):
     """Scores of all sentence windows for a question: tensors with one number for each window.
 
     Args:
-        total: the score that ranks the windows.
-        words: BM25 alone, in standard deviations.
+        total: the log-odds that a window answers, which rank the windows.
+        words: BM25 alone, as a share of the highest.
         fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
         read: whether any document has a token index.
         late: late interaction (1 + len(AROUND), windows), NaN without a token index."""
@@ -154,7 +194,8 @@ class WindowScores(NamedTuple):
 class PassageFinder:
     """Finds passages of documents by BM25, and by late interaction where there is a token index."""
 
-    def __init__(self, books: Sequence[Book]) -> None:
+    def __init__(self, books: Sequence[Book], ranking: Ranking | None = None) -> None:
+        self.ranking = ranking or Ranking()
         self.documents = [book.document for book in books]
         self.keys = [book.index for book in books]
         texts = [document.text for document in self.documents]
@@ -162,6 +203,9 @@ class PassageFinder:
         self._has_names = capitals_indicate_names(texts)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
+        languages = zip(self.index.document_languages, texts, strict=True)
+        foreign = [name != ENGLISH or _is_spaceless(text) for name, text in languages]
+        self._is_foreign = torch.tensor(foreign, dtype=torch.bool)[documents]
         # Of each book with a token index: its windows, their tokens [first, last), and its keys.
         self._indexed: list[tuple[Tensor, tuple[Tensor, Tensor], ReducedKeys]] = []
         for number, book in enumerate(books):
@@ -175,8 +219,7 @@ class PassageFinder:
     def list_foreign_languages(self) -> list[str]:
         """Lists the languages of the documents for which finder and reader were not trained."""
         found = [name.capitalize() for name in self.index.languages if name != ENGLISH]
-        samples = [document.text[:SAMPLE] for document in self.documents]
-        if any(len(_SPACELESS.findall(sample)) > len(sample) / 4 for sample in samples):
+        if any(_is_spaceless(document.text) for document in self.documents):
             found.append("a script without spaces")
         return found
 
@@ -189,36 +232,33 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def find_passages(
-        self, question: str, count: int, *, earlier_text: str = "",
-        reduced: ReducedQueries | None = None,
-    ) -> list[Passage]:  # fmt: skip
+        self, question: str, count: int, *, reduced: ReducedQueries | None = None
+    ) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more."""
-        scores = self.score_windows(question, earlier_text=earlier_text, reduced=reduced)
+        scores = self.score_windows(question, reduced=reduced)
         return self.pick_best_passages(scores, count)
 
     def score_windows(
-        self, question: str, *, earlier_text: str = "", reduced: ReducedQueries | None = None
+        self, question: str, *, reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows for a question, and judges which windows may answer because they have,
         or are near, a word of the question or, with a token index, a similar meaning.
 
         Args:
-            earlier_text: text of earlier turns that the question refers to, with half BM25 weight.
             reduced: the question's reduced queries, for documents with a token index."""
         bm25 = self.index.compute_bm25_scores(question)
-        if earlier_text:
-            bm25 = bm25 + 0.5 * self.index.compute_bm25_scores(earlier_text)
-        words, fitting = standardise_scores(bm25), bm25 > 0
+        words, fitting, ranking = divide_by_highest(bm25), bm25 > 0, self.ranking
+        total = ranking.compute_bm25_odds(words)
         if reduced is None or not self._indexed:
-            return WindowScores(words, words, fitting, read=False)
-        late, total = self.score_by_late_interaction(reduced), words.clone()
+            return WindowScores(total, words, fitting, read=False)
+        late = self.score_by_late_interaction(reduced)
         # With a token index all windows may answer, unless no word occurs and none is similar.
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
-        own, *around = (standardise_scores(scores[read]) for scores in late)
-        wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.compute_bm25_factor(bm25) * words
-        total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
+        foreign_words = ranking.words * words * self._is_foreign
+        sums = (torch.tensor(ranking.late) @ late + foreign_words)[read]
+        intercept, own, behind = ranking.late_odds
+        total[read] = intercept + own * sums + behind * (sums - sums.max())
         return WindowScores(total, words, fitting, read=True, late=late)
 
     def score_by_late_interaction(self, reduced: ReducedQueries) -> Tensor:
@@ -230,17 +270,6 @@ class PassageFinder:
             wide = [pool_window_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
-
-    def compute_bm25_factor(self, bm25_scores: Tensor) -> float:
-        """Returns a factor for BM25's weight, which is 1 if the best window leads by far."""
-        if not bm25_scores.numel() or bm25_scores.max() == bm25_scores.min():
-            return VAGUE
-        best, *others = bm25_scores.argsort(descending=True, stable=True).tolist()
-        beside = dict(self._find_overlapping_windows(best))
-        second = next((at for at in others if at not in beside), best)
-        low, high = SINGLED_OUT
-        ratio = float(bm25_scores[best]) / max(float(bm25_scores[second]), 1e-9)
-        return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def pick_best_passages(self, scores: WindowScores, count: int) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more."""
@@ -281,18 +310,26 @@ class PassageFinder:
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
-        return Passage.cut_from(document, window.start, window.end, score=score)
+        probability = compute_probability(score)
+        return Passage.cut_from(
+            document, window.start, window.end, score=score, probability=probability
+        )
 
 
-def standardise_scores(scores: Tensor) -> Tensor:
-    """Converts scores to standard deviations above their mean, or to 0 if all scores are equal."""
-    if scores.numel() < 2 or scores.min() == scores.max():
-        return torch.zeros_like(scores)
-    return (scores - scores.mean()) / scores.std()
+def _is_spaceless(text: str) -> bool:
+    """Whether a text's script has no spaces between words."""
+    sample = text[:SAMPLE]
+    return len(_SPACELESS.findall(sample)) > len(sample) / 4
+
+
+def compute_probability(log_odds: float) -> float:
+    """Returns the probability of log-odds."""
+    return 1 / (1 + math.exp(min(-log_odds, 700.0)))
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which tokens [first, last) overlap each of W ranges of characters (W, 2)."""
+    """Returns the bounds [first, last), each (W,), of the tokens that overlap each of W ranges of
+    characters (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -302,8 +339,8 @@ def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Te
 class PassageSearch:
     """Searches documents for passages, and caches the word index of the last documents."""
 
-    def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
-        self._encoder, self._words = encoder, words
+    def __init__(self, encoder: Finder | None = None, ranking: Ranking | None = None) -> None:
+        self._encoder, self._ranking = encoder, ranking
         self._last: PassageFinder | None = None
 
     def get_passage_finder(self, books: Sequence[Book]) -> PassageFinder:
@@ -311,7 +348,7 @@ class PassageSearch:
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
         if last is None or last.documents != documents or last.keys != keys:
-            last = self._last = PassageFinder(books)
+            last = self._last = PassageFinder(books, self._ranking)
         return last
 
     def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
@@ -319,28 +356,48 @@ class PassageSearch:
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.encode_questions([question])
-        return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
+        return ReducedQueries(queries[0].cpu(), weights[0].cpu())
+
+    @torch.inference_mode()
+    def score_passages(
+        self, text: str, passages: Sequence[Passage], books: Sequence[Book]
+    ) -> list[float] | None:
+        """Returns the late interaction of a text with each of some passages of the documents; None
+        if a passage has no token index of the preset's model, whose scores alone are known."""
+        if self._encoder is None or not self._encoder.uses_preset_model:
+            return None
+        indexes = {book.document.name: (book.index, book.spans) for book in books}
+        queries, weights = self._encoder.encode_questions([text])
+        scores = list[float]()
+        for passage in passages:
+            keys, spans = indexes[passage.document]
+            if keys is None:
+                return None
+            bounds = find_token_bounds(spans, torch.tensor([(passage.start, passage.end)]))
+            products = compute_window_products(queries[0].cpu(), keys, *bounds)
+            scores.append(float(products[0] @ weights[0].cpu()))
+        return scores
 
     @torch.inference_mode()
     def find_passages_to_read(
-        self, question: str, books: Sequence[Book], count: int, earlier_text: str = ""
+        self, question: str, books: Sequence[Book], count: int
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
-        reduced = self.encode_question(f"{earlier_text} {question}".strip(), books)
+        reduced = self.encode_question(question, books)
         finder = self.get_passage_finder(books)
-        return finder.find_passages(question, count, earlier_text=earlier_text, reduced=reduced)
+        return finder.find_passages(question, count, reduced=reduced)
 
     @torch.inference_mode()
     def search_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
-        minimum_score: float | None = None,
+        minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Returns the passages that may answer a question, best first.
 
         Args:
             count: the maximum number of passages, or None for all passages.
-            minimum_score: in standard deviations. The default is 0, or, if `count` is None, 2 or
-                the best score, if the best score is lower.
+            minimum: the minimum probability of a passage. The default is 0, or, if `count` is None,
+                `ABOVE` or the highest probability, if that is lower.
 
         Raises UsageError: there is no document, or `count` is below 1."""
         if not books:
@@ -350,13 +407,14 @@ class PassageSearch:
             raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
         finder = self.get_passage_finder(books)
         scores = finder.score_windows(question, reduced=self.encode_question(question, books))
-        total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
+        total = scores.total.masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_best_passages(scores._replace(total=total), limit)
-        if minimum_score is None:
-            best = max((one.score for one in found), default=0.0)
-            minimum_score = min(ABOVE, best) if count is None else 0.0
-        fitting = [one for one in found if one.score >= minimum_score and one.score > -torch.inf]
+        found = [one for one in found if one.score > -torch.inf]
+        if minimum is None:
+            best = max((one.probability or 0.0 for one in found), default=0.0)
+            minimum = min(ABOVE, best) if count is None else 0.0
+        fitting = [one for one in found if (one.probability or 0.0) >= minimum]
         return sorted(fitting, key=lambda one: -one.score)
 
 
@@ -383,7 +441,8 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardise_scores(index.compute_bm25_scores(query)), list[Passage]()
+    passages = list[Passage]()
+    scores = Ranking().compute_bm25_odds(divide_by_highest(index.compute_bm25_scores(query)))
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():

@@ -69,9 +69,7 @@ class AnswerSettings(_StrictSettings):
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
         finder: a shipped finder's name, the folder of a trained finder or of a late interaction
-            model, a hub id of such a model, or the address of a server of embeddings. words: the
-            weight of BM25 beside the finder's score, in standard deviations, for a question whose
-            words single out a passage; for other questions it is less."""
+            model, a hub id of such a model, or the address of a server of embeddings."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span"] = "auto"
@@ -81,7 +79,6 @@ class AnswerSettings(_StrictSettings):
     adapter: str | None = None
     reader: str | None = None
     finder: str | None = None
-    words: float = Field(default=0.2, ge=0)
 
     @field_validator("prompt")
     @classmethod

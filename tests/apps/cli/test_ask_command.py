@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from command import TINY, Esa, fail
+from tiny_reader import save_tiny_reader
 
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, format_passage_line
-from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, says_nothing_found
+from esa_cli.apps.cli.output.answer_output import (
+    NOT_FOUND,
+    format_passage_line,
+    format_unsupported_sentences,
+)
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.models import load
+from esa_cli.models.text_passes.text_forward import GROUP
+from esa_cli.qa.answering.reply import (
+    NOT_TOLD,
+    CheckedSentence,
+    Quotation,
+    Reply,
+    says_nothing_found,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.span import AnswerCombination
 
@@ -58,7 +73,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
-        "quotation", "reader", "read", "certainty", "probability",
+        "quotation", "sentences", "reader", "read", "certainty", "probability",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -129,6 +144,34 @@ def test_an_uncertain_answer_is_marked(esa: Esa, note: str) -> None:
     assert f"»{data['answer']}«" in result.err
 
 
+def test_a_thorough_answer_shows_its_progress_on_a_terminal_and_stops_at_ctrl_c(
+    esa: Esa, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_reader(load("random:llama", device="cpu", dtype="float32").model, tmp_path)
+    Path("long.md").write_text("The gate opens at nine. " * 400, "utf-8")
+    reads = ["ask", "long.md", "When?", *TINY, *FROM_TEXT, "--set", f"answer.adapter={folder}"]
+    shown: list[str] = []
+    monkeypatch.setattr(Reporter, "show_spinner", lambda reporter, text: shown.append(text))
+    result = esa(*reads, "--thorough")
+    assert result.code == 0
+    assert "reading" not in f"{shown} {result.err}", "standard error is no terminal"
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: stream is sys.stderr)
+    assert esa(*reads, "--thorough", "--json").data["answer"] in result.out
+    read = [text for text in shown if text.startswith("reading: ")]
+    count = int(read[0].split()[3])
+    assert [int(text.split()[1]) for text in read] == [*range(0, count, GROUP), count]
+    assert count > GROUP
+
+    def interrupt(reporter: Reporter, text: str) -> None:
+        if text.startswith(f"reading: {GROUP} of"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reporter, "show_spinner", interrupt)
+    result = esa(*reads, "--thorough")
+    assert (result.code, result.out) == (130, "")
+    fail(esa("ask", note, "When?", *TINY, "--thorough", "-q"), 2, "--thorough")
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_quotation_is_visible_in_the_line_of_its_passage(width: int) -> None:
     text = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 9}"
@@ -144,3 +187,16 @@ def test_words_that_the_documents_do_not_say() -> None:
     assert all(map(says_nothing_found, told))
     assert not says_nothing_found("He said that the documents do not say.")
     assert not says_nothing_found("The documents were burnt.")
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_an_unsupported_sentence_is_a_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from Ulm."
+    checked = (
+        CheckedSentence(0, 17, True, 1),
+        CheckedSentence(18, len(text), False, None, ("1803",)),
+    )
+    (line,) = format_unsupported_sentences(Reply(text, sentences=checked), is_terminal=True)
+    assert line.startswith("  ? not in the passages: 1803 (It was built in 1803")
+    assert len(line) <= width

@@ -42,7 +42,7 @@ def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     assert set(data["coverage"]) == {"passages", "chosen", "read"}
     assert set(places[0]) == {
         "document", "source", "page", "line", "chapter", "start", "end", "text", "sentence",
-        "passage", "score", "log_odds", "answer",
+        "passage", "score", "probability", "log_odds", "answer",
     }  # fmt: skip
     for one in places:
         assert STORY[one["start"] : one["end"]] == one["text"]

@@ -49,7 +49,9 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
     done = run("find", "gate.txt", WORDS)
     assert done.code == 0, done.err
     first = done.out.split("\n\n", 1)[0].splitlines()
-    head = re.fullmatch(r"gate\.txt:(\d+)  characters (\d+)-(\d+), score (\d+\.\d)", first[0])
+    head = re.fullmatch(
+        r"gate\.txt:(\d+)  characters (\d+)-(\d+), probability (\d\.\d\d)", first[0]
+    )
     assert head
     line, start, end = map(int, head.groups()[:3])
     assert KEY.strip() in GATE[start:end]
@@ -72,9 +74,10 @@ def test_the_json_object(run: Esa) -> None:
     (passage,) = data["passages"]
     assert set(passage) == {
         "document", "source", "page", "line", "chapter", "start", "end", "text", "score",
+        "probability",
     }  # fmt: skip
     assert GATE[passage["start"] : passage["end"]] == passage["text"]
-    assert passage["score"] > 2
+    assert passage["probability"] > 0.1
     assert (data["read"], data["model"], data["preset"]) == (False, None, "tiny-random")
     assert [one["read"] for one in data["documents"]] == [False, False]
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,45 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Comple
     assert user.endswith(f"Question: {QUESTION}")
     assert "[3] note.md\n" in user
     assert "[4]" not in user
+
+
+def test_a_sentence_that_no_passage_supports_is_marked(
+    esa: Esa, note: str, preset: list[str], server: CompletionServer
+) -> None:
+    server.modes[:] = ["invented"]
+    asked = ["ask", note, QUESTION, *preset, "--reader", server.url]
+    result = esa(*asked)
+    answer = "The gate opens at nine [1]. It was built by Ann Brown in 1803."
+    assert result.out == f"{answer}\n"
+    (line,) = (line for line in result.err.splitlines() if line.startswith("  ? "))
+    assert line.endswith("(It was built by Ann Brown in 1803.)")
+    assert "1803, " in line
+    report = Path("report.html")
+    first, second = esa(*asked, "--quiet", "--json", "--report", str(report)).data["sentences"]
+    assert (first["supported"], first["passage"], first["missing"]) == (True, 1, [])
+    assert (second["supported"], second["missing"][0]) == (False, "1803")
+    assert answer[second["start"] : second["end"]] == "It was built by Ann Brown in 1803."
+    assert "in 1803. [? not in the passages: 1803" in report.read_text("utf-8")
+
+
+@pytest.mark.process
+def test_on_a_terminal_an_answer_is_one_line(
+    esa: Esa, note: str, preset: list[str], server: CompletionServer
+) -> None:
+    """Three pieces come, while a spinner turns."""
+    screen, terminal = os.openpty()
+    command = [sys.executable, "-m", "esa_cli", "ask", note, QUESTION, *preset, "--read", "first"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "60", "TERM": "xterm"}
+    with subprocess.Popen(
+        [*command, "--reader", server.url], stdout=terminal, stderr=terminal, env=environment
+    ):
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # Linux ends a terminal with an error
+            while piece := os.read(screen, 4096):
+                shown += piece
+    os.close(screen)
+    assert b"At nine, says [1].\r\n" in shown
 
 
 @pytest.mark.process

@@ -20,6 +20,7 @@ from esa_cli.apps.server import mcp_server, worker
 from esa_cli.apps.server.mcp_server import ABSENT, McpDocumentTools
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
+from esa_cli.qa.answering.reply import CheckedSentence
 from esa_cli.storage.library import Library
 
 LOOM = {"documents": ["loom.txt"]}
@@ -97,7 +98,9 @@ def test_an_answer_with_its_passages(
     asker.found = False
     data = call(tools, "ask", question="who?", documents=[gate]).structured_content
     assert data["note"].startswith(ABSENT)
-    asker.found = True
+    asker.found, asker.sentences = True, (CheckedSentence(0, 4, False, None, ("Ahab",)),)
+    data = call(tools, "ask", question="who?", documents=[gate]).structured_content
+    assert data["answer"] == "Ahab [? not in the passages: Ahab]"
     assert not call(tools, "ask", question="Where do ships sail?").is_error
     names = [book.document.name for book in asker.calls[-1]["books"]]
     assert set(names) == {"gate.txt", "pages.html", "kiln.md"}, "the library"

@@ -14,6 +14,7 @@ from quoting_asker import QuotingAsker
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import HistoryError
+from esa_cli.qa.answering.reply import CheckedSentence
 
 pytest.importorskip("playwright")
 pytestmark = [
@@ -147,6 +148,22 @@ def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
     everything = page.evaluate("() => document.body.innerText")
     assert "\u202e" not in everything
     assert "<img src=x onerror=document.title='name'>\ufffdtxt.exe.md" in everything
+
+
+def test_an_unsupported_sentence_is_underlined(visits: Visits) -> None:
+    first, second = "The \U0001f600 mill burned;", "it belonged to <b>Ann</b> in 1803."
+    visits.asker.sentences = (
+        CheckedSentence(0, len(first), True, 1),
+        CheckedSentence(len(first) + 1, len(f"{first} {second}"), False, None, ("1803", "<b>")),
+    )
+    tab = visits.open(fixed=[fake_book(f"{first} {second}")])
+    tab.ask(f"{first} {second}")
+    marked = tab.page.locator(".unsupported")
+    marked.wait_for()
+    assert marked.all_inner_texts() == [second]
+    assert marked.get_attribute("title") == "Not in the passages: 1803, <b>"
+    assert tab.answers() == [f"{first} {second}"]
+    assert "1803, <b>." in tab.page.inner_text(".note")
 
 
 def test_keys(visits: Visits) -> None:

@@ -13,7 +13,7 @@ from live_server import LiveServer, Start, user
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import CheckedSentence, Turn
 
 
 def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
@@ -37,6 +37,14 @@ def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
     with live.client() as client:
         assert [one.id for one in client.models.list()] == ["fake-model"]
     assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
+
+
+def test_checked_sentences(live: LiveServer, asker: FakeAsker) -> None:
+    asker.sentences = (CheckedSentence(0, 9, False, None, ("asked",)),)
+    wanted = [{"start": 0, "end": 9, "supported": False, "passage": None, "missing": ["asked"]}]
+    message = live.ask("one").choices[0].message
+    assert (message.content, message.sentences) == ("You asked: one", wanted)
+    assert list(live.ask("one", stream=True))[-1].sentences == wanted
 
 
 def test_parameters_are_handed_on(live: LiveServer, asker: FakeAsker) -> None:

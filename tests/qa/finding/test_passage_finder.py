@@ -1,25 +1,24 @@
-"""The ranking of windows: words, earlier turns, and no two of the same text."""
+"""The ranking of windows: words, late interaction, and no two of the same text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
-    AROUND_WEIGHT,
-    FAR,
     FITS,
-    LATE,
-    VAGUE,
     Book,
     PassageFinder,
     PassageSearch,
+    Ranking,
     ReducedQueries,
     WindowScores,
     add_token_ranges,
@@ -37,14 +36,16 @@ def spans_of(text: str, width: int = 4) -> torch.Tensor:
     return torch.tensor([(at, min(at + width, len(text))) for at in range(0, len(text), width)])
 
 
-def finder(*texts: str, keys: Any = ()) -> PassageFinder:
+def made_books(*texts: str, keys: Any = ()) -> list[Book]:
     keys = keys or [None] * len(texts)
-    return PassageFinder(
-        [
-            Book(Document(str(n), text, "", "utf-8", 1), None, spans_of(text), index=own)
-            for n, (text, own) in enumerate(zip(texts, keys, strict=True))
-        ]
-    )
+    return [
+        Book(Document(str(n), text, "", "utf-8", 1), None, spans_of(text), index=own)
+        for n, (text, own) in enumerate(zip(texts, keys, strict=True))
+    ]
+
+
+def finder(*texts: str, keys: Any = ()) -> PassageFinder:
+    return PassageFinder(made_books(*texts, keys=keys))
 
 
 def places(found: Sequence[Passage]) -> list[tuple[int, int, int]]:
@@ -90,7 +91,7 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
 @pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])
 def test_without_words_the_text_comes_in_its_order(question: str) -> None:
     found = finder(BOTH).find_passages(question, 3)
-    assert [one.score for one in found] == [0.0] * 3
+    assert [one.score for one in found] == [Ranking().bm25_odds[0]] * 3
     assert [one.start for one in found] == sorted(one.start for one in found)
     assert found[0].start == 0
     assert places(finder(GATE).find_passages(question, 3)) == [(0, 0, len(GATE) - 1)]
@@ -98,15 +99,9 @@ def test_without_words_the_text_comes_in_its_order(question: str) -> None:
         assert finder(*texts).find_passages(question, 3) == []
 
 
-def in_deviations(values: list[float]) -> list[float]:
-    mean = sum(values) / len(values)
-    deviation = (sum((one - mean) ** 2 for one in values) / (len(values) - 1)) ** 0.5
-    return [(one - mean) / deviation for one in values]
-
-
 def test_scores_are_those_of_plain_loops() -> None:
-    """Words of the question and half of earlier turns; late interaction of each window, and of the
-    windows around it, where a text has reduced keys."""
+    """Words of the question; late interaction of each window, and of the windows around it, where
+    a text has reduced keys."""
     torch.manual_seed(4)
     idle = "Grey boats lie at the old pier and nobody in the town knows whose. "
     texts = [BOTH + idle * 300, GATE + FILLER, idle * 90]
@@ -119,9 +114,11 @@ def test_scores_are_those_of_plain_loops() -> None:
         made.index.documents,
         made.index.compute_bm25_scores,
     )
-    question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
-    both = bm25(question) + 0.5 * bm25(earlier)
-    words, total = in_deviations(both.tolist()), in_deviations(both.tolist())
+    question = "When does Ahab open the gate at the pier?"
+    both = bm25(question).tolist()
+    made.ranking = ranking = Ranking((3.0, 2.0, 1.0, 0.5), 7.0, (-4.0, 0.3, 0.9), (-9.0, 8.0))
+    words = [one / max(both) for one in both]
+    total = [-9.0 + 8.0 * one for one in words]
 
     def best(at: int) -> list[float]:
         """The largest product of each query with a key of a window."""
@@ -134,25 +131,27 @@ def test_scores_are_those_of_plain_loops() -> None:
 
     read = [at for at, number in enumerate(documents) if number != 1]
     products = {at: best(at) for at in read}
-    parts = []
-    for reach in (0, *AROUND):
-        late = []
-        for at in read:
+    sums = [0.0] * len(read)
+    for weight, reach in zip(ranking.late, (0, *AROUND), strict=True):
+        for n, at in enumerate(read):
             near = [n for n in read if abs(n - at) <= reach and documents[n] == documents[at]]
             most = [max(products[n][query] for n in near) for query in range(3)]
-            late.append(sum(w * one for w, one in zip(weights.tolist(), most, strict=True)))
-        parts.append(in_deviations(late))
+            late = sum(w * one for w, one in zip(weights.tolist(), most, strict=True))
+            sums[n] += weight * late
     for n, at in enumerate(read):
-        wide = sum(max(FAR, scores[n]) for scores in parts[1:])
-        beside = 0.7 * made.compute_bm25_factor(both) * words[at]
-        total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
-    reduced = ReducedQueries(queries, weights, 0.7)
-    found = made.score_windows(question, earlier_text=earlier, reduced=reduced)
+        total[at] = -4.0 + 0.3 * sums[n] + 0.9 * (sums[n] - max(sums))
+    reduced = ReducedQueries(queries, weights)
+    found = made.score_windows(question, reduced=reduced)
     assert found.total.tolist() == pytest.approx(total, abs=2e-3)
     assert found.words.tolist() == pytest.approx(words, abs=1e-4)
-    assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
-    alone = finder(*texts).score_windows(question, earlier_text=earlier).total.tolist()
-    assert alone == pytest.approx(words, abs=1e-4)
+    alone = PassageFinder(made_books(*texts), ranking).score_windows(question)
+    assert alone.total.tolist() == pytest.approx([-9.0 + 8.0 * one for one in words], abs=1e-4)
+    # In another language words count beside late interaction.
+    made._is_foreign[:] = True
+    foreign = made.score_windows(question, reduced=reduced).total
+    sums = [one + 7.0 * words[at] for one, at in zip(sums, read, strict=True)]
+    wanted = [-4.0 + 0.3 * one + 0.9 * (one - max(sums)) for one in sums]
+    assert foreign[read].tolist() == pytest.approx(wanted, abs=2e-3)
 
 
 def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
@@ -165,21 +164,6 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
     ]  # fmt: skip
     empty = find_token_bounds(torch.empty(0, 2, dtype=torch.long), characters)
     assert [one.tolist() for one in empty] == [[0] * 6] * 2
-
-
-def test_words_count_less_where_they_single_out_no_passage() -> None:
-    made = finder(BOTH)
-    scores = made.index.compute_bm25_scores
-    assert made.compute_bm25_factor(scores("When does Ahab open the gate?")) == 1
-    assert made.compute_bm25_factor(scores("Whose boat lies at the pier?")) == VAGUE
-    assert made.compute_bm25_factor(scores("xyzzy")) == VAGUE
-    assert made.compute_bm25_factor(torch.zeros(0)) == VAGUE
-    twice = finder(BOTH, GATE + FILLER)
-    assert twice.compute_bm25_factor(twice.index.compute_bm25_scores("Captain Ahab's gate")) < 0.5
-    alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
-    assert alike.compute_bm25_factor(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
-    one = finder(GATE)
-    assert one.compute_bm25_factor(one.index.compute_bm25_scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -217,29 +201,6 @@ def test_every_place_has_as_many_words_as_any() -> None:
     assert (result.most, result.words, len(result.passages)) == (2, 2, len(want))
     assert all(any(line in passage.text for passage in result.passages) for line in want)
     assert find_passages_with_words("submarine", add_token_ranges([book])).passages == []
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
-    """By the best score over the best of the windows that share no character with it."""
-    made = finder(BOTH, FILLER)
-    torch.manual_seed(seed)
-    scores = torch.rand(len(made.index)).sort(descending=bool(seed % 2)).values + 0.8
-    windows, documents = made.index.windows, made.index.documents
-    best = max(range(len(windows)), key=lambda at: float(scores[at]))
-    apart = [
-        float(scores[at]) for at, one in enumerate(windows)
-        if documents[at] != documents[best]
-        or one.end <= windows[best].start or windows[best].end <= one.start
-    ]  # fmt: skip
-    for factor in (1.0, 1.1, 1.25, 1.3, 1.39, 2.0):
-        changed = scores.clone()
-        changed[best] = factor * max(apart) if factor > 1 else scores[best]
-        if int(changed.argmax()) != best:
-            continue
-        share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
-        want = 0.15 + 0.85 * min(1.0, max(0.0, share))
-        assert made.compute_bm25_factor(changed) == pytest.approx(want, abs=1e-5)
 
 
 def test_what_fits_a_question_without_its_words() -> None:
@@ -292,3 +253,23 @@ def test_the_index_of_the_last_books_is_kept() -> None:
     last = search.get_passage_finder(indexed)
     assert search.get_passage_finder(indexed) is last
     assert search.get_passage_finder(books[:1]) is not last, "its keys are others"
+
+
+def test_other_documents_change_no_score_unless_they_have_a_better_window() -> None:
+    torch.manual_seed(6)
+    keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(t)), 3), dim=1) for t in (BOTH,)]
+    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
+    alone = finder(BOTH, keys=keys).score_windows("Ahab's gate?", reduced=reduced)
+    worse = -torch.ones(len(spans_of(FILLER)), 3)
+    with_others = finder(BOTH, *[FILLER] * 4, keys=[*keys, *[worse] * 4])
+    total = with_others.score_windows("Ahab's gate?", reduced=reduced).total
+    assert total[: len(alone.total)].tolist() == pytest.approx(alone.total.tolist(), abs=1e-4)
+    assert float(total[len(alone.total) :].max()) < float(alone.total.max())
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"late": [1, 2], "words": 1}', '{"late": "x"}'])
+def test_a_damaged_ranking_is_refused(tmp_path: Path, content: str) -> None:
+    assert Ranking.load(tmp_path) == Ranking()
+    (tmp_path / "ranking.json").write_text(content, "utf-8")
+    with pytest.raises(ModelError, match=r"ranking\.json"):
+        Ranking.load(tmp_path)

@@ -252,7 +252,7 @@ def format_chat_as_markdown(
     for number, (question, reply) in enumerate(questions_and_replies, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
-        lines += ["", reply.text_with_certainty, *(["", "*(cut off)*"] if reply.cut else [])]
+        lines += ["", reply.text_with_marks, *(["", "*(cut off)*"] if reply.cut else [])]
         if reply.doubtful:
             lines += ["", "*(the documents may not contain the answer)*"]
         if reply.evidence:

@@ -26,7 +26,6 @@ from esa_cli.documents.sources import find_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, read_json_lines, refuse_other_first_field
-from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
@@ -99,9 +98,11 @@ class FindCommandOptions(options.DocumentSearchOptions):
     minimum: Annotated[
         float | None,
         option(
-            "--min SCORE",
-            "Minimum score in standard deviations above the mean, by default 0. With --all or "
-            "--files, show passages by this score, not by their words.",
+            "--min PROBABILITY",
+            "Minimum probability that a passage has the answer, by default 0. With --all or "
+            "--files, show passages by probability, not by their words.",
+            min=0,
+            max=1,
         ),
     ] = None
     shows_all: Annotated[
@@ -123,7 +124,7 @@ class FindCommandOptions(options.DocumentSearchOptions):
         options.refuse_both("--all", "--files", self.shows_all and self.files)
         options.refuse_both("--all", f"--top {self.top}", self.shows_all and self.top)
         options.refuse_both("--keep", "--read never", self.keep and not reads, "add --read first")
-        hint = f"leave out --read first, or add --min 2, so that {wide} compares scores"
+        hint = f"leave out --read first, or add --min 0.02, so that {wide} compares probabilities"
         options.refuse_both(wide, "--read first", self.is_word_search and reads, hint)
 
 
@@ -252,7 +253,8 @@ def print_passages_with_marked_words(passages: Sequence[Passage], question: str)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += [terminal.make_printable_line(passage.chapter)] if passage.chapter else []
-        details += [f"characters {passage.start}-{passage.end}", f"score {passage.score:.1f}"]
+        probability = f"probability {passage.probability or 0.0:.2f}"
+        details += [f"characters {passage.start}-{passage.end}", probability]
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
@@ -274,13 +276,14 @@ class CollectCommandOptions(options.DocumentSearchOptions):
     minimum: Annotated[
         float | None,
         option(
-            "--min SCORE",
-            "Read only passages with at least this finder score, in standard deviations above the "
-            "mean; by default 2, or less if the passage is nearly as good as the best. Up to 200 "
-            "passages are all read.",
+            "--min PROBABILITY",
+            "Read only passages with at least this probability of the finder; by default 0.002, or "
+            "less if the passage is nearly as good as the best. Up to 200 passages are all read.",
+            min=0,
+            max=1,
         ),
     ] = None
-    reads_all: Annotated[bool, option("--all", "Read all passages, whatever their scores.")] = False
+    reads_all: Annotated[bool, option("--all", "Read all passages, however improbable.")] = False
     min_confidence: Annotated[
         float | None,
         option(
@@ -408,12 +411,10 @@ def _collect_and_print_places(
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], ReadingCoverage]:
     """Prints the places of this and an earlier run even after Ctrl-C, and returns the places."""
-    progress: Progress | None = None  # the clock starts when passages have been found
+    progress = reporter.start_progress("reading again", "passages")
 
     def show_progress(read_passages: int, all_passages: int) -> None:
-        nonlocal progress
         file.append_progress(collection.done_passage_count, collection.coverage)
-        progress = progress or reporter.start_progress("reading again", "passages")
         progress(read_passages, all_passages)
 
     reporter.show_spinner("finding passages")
@@ -444,7 +445,7 @@ def _collect_and_print_places(
             lower = "; a lower --min may find more" if coverage.read < coverage.passages else ""
             reporter.show_note(f"esa: {text}{lower}")
         else:
-            reporter.warn("esa: no passage was read, as no score is so high; try a lower --min")
+            reporter.warn("esa: no passage was read, as none is so probable; try a lower --min")
     return places, coverage
 
 

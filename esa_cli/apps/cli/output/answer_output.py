@@ -57,8 +57,6 @@ def format_passage_line(
 ) -> str:
     """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
     that contains the answer's quotation is shown from the quoted sentence on, with »marks«."""
-    from rich.cells import cell_len, set_cell_size
-
     words, place = passage.text, format_passage_place(passage, answer_found)
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if quotation and passage.start <= at < passage.end:
@@ -68,15 +66,34 @@ def format_passage_line(
         if len(before) > room:  # what stands farther before the quotation makes room for it
             before = f"…{before[len(before) - room :].partition(' ')[2]}"
         words = f"{before}»{words[first:last]}«{words[last:]}"
-    text = strip_control_chars(f"  {place}: {' '.join(words.split())}")
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+    return _format_line(f"{place}: {words}", width)
 
 
 def format_best_passages_as_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
     """Formats the best passages of an answer as lines that fit the terminal or a pipe."""
-    width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
-    passages = reply.evidence[:passage_count]
+    width, passages = _measure_width(is_terminal), reply.evidence[:passage_count]
     return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
+
+
+def format_unsupported_sentences(reply: Reply, is_terminal: bool) -> list[str]:
+    """Formats each sentence that no passage supports as a line that fits the terminal or a pipe."""
+    width = _measure_width(is_terminal)
+    return [
+        _format_line(f"? {one.format_mark()} ({reply.text[one.start : one.end]})", width)
+        for one in reply.unsupported_sentences
+    ]
+
+
+def _measure_width(is_terminal: bool) -> int:
+    return max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
+
+
+def _format_line(text: str, width: int) -> str:
+    """Formats a text as one line of at most `width` columns."""
+    from rich.cells import cell_len, set_cell_size
+
+    text = strip_control_chars("  " + " ".join(text.split()))
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def print_answer_and_passages(
@@ -94,7 +111,10 @@ def print_answer_and_passages(
 
 
 def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporter) -> None:
-    """Prints below an answer whether the answer is doubtful or cut off, and the best passages."""
+    """Prints below an answer whether the answer is doubtful or cut off, which of its sentences no
+    passage supports, and the best passages."""
+    for line in format_unsupported_sentences(reply, reporter.live):
+        reporter.warn(line)
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
@@ -137,6 +157,7 @@ def make_answer_json(
         "answered_from": reply.answered_from,
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
+        "sentences": [asdict(one) for one in reply.sentences],
         "evidence": [passage.as_evidence() for passage in reply.evidence],
         "model": chosen.model,
         "reader": None if esa.reader is None else esa.reader.name,

@@ -90,14 +90,28 @@ function showFailure(turn, error) {
 function showEvidence(turn) {
   const isDoubtful = turn.found === false;
   turn.answer = turn.answer.trim();
-  turn.text.textContent = safeText(turn.answer) || "(no text)";
+  turn.text.replaceChildren(...markSentences(turn));
   if (isDoubtful && !turn.certainty) addNote(turn, "The documents may not contain the answer.", "note warning");
+  const missing = (turn.sentences || []).flatMap((one) => one.missing);
+  if (missing.length) addNote(turn, `Not in the passages: ${missing.join(", ")}.`, "note warning");
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, text);
   const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
-  const title = several(items.length, isDoubtful ? "nearest passage" : "passage");
+  const title = several(items.length, isDoubtful || turn.certainty === "perhaps" ? "nearest passage" : "passage");
   turn.below.append(make("p", { class: "meta soft" }, title), make("ol", { class: "passages" }, ...items));
   keepInView(turn);
+}
+
+// Returns the answer as texts, and as underlined elements where no passage supports a sentence.
+function markSentences({ answer, sentences = [] }) {
+  const parts = [];
+  let at = 0;
+  for (const { start, end, missing } of sentences.filter((one) => !one.supported)) {
+    const title = safeText(`Not in the passages: ${missing.join(", ")}`);
+    parts.push(safeText(slice(answer, at, start)), make("span", { class: "unsupported", title }, safeText(slice(answer, start, end))));
+    at = end;
+  }
+  return [...parts, safeText(slice(answer, at)) || (at ? "" : "(no text)")];
 }
 
 function makePassage(turn, passage, number) {
@@ -119,7 +133,7 @@ function quoteWords(quotation, passage) {
   if (!isIn) return [words(0)];
   const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
   const before = words(0, start);
-  return [before.length < 140 ? before : `… ${before.slice(-90)}`, make("mark", {}, words(start, end)), words(end)];
+  return [before.length < 140 ? before : `… ${before.slice(-90).replace(/^\S*\s/, "")}`, make("mark", {}, words(start, end)), words(end)];
 }
 
 function unmarkPassages() {
