@@ -39,8 +39,8 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
-_MAX_SPAN = 1000
-"""Columns that a cell spans at most, as in browsers."""
+_MAX_SPAN = 100
+"""Columns that a cell spans at most; browsers allow 1,000."""
 _FORMULA_SIGNS = {
     "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
     "munderover": " _^", "mfrac": " /",
@@ -250,7 +250,7 @@ def _list_cells(row: Any) -> list[Any]:
 
 def _read_column_span(cell: Any) -> int:
     span = cell.attributes.get("colspan") or "1"
-    return min(int(span), _MAX_SPAN) if span.isdecimal() and int(span) else 1
+    return min(max(1, int(span[:4])), _MAX_SPAN) if span.isdecimal() else 1
 
 
 def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:
