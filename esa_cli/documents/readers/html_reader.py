@@ -40,6 +40,8 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
+_MAX_SPAN = 100
+"""Columns that a cell spans at most; browsers allow 1,000."""
 _FORMULA_SIGNS = {
     "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
     "munderover": " _^", "mfrac": " /",
@@ -141,6 +143,7 @@ class _HtmlTextExtractor:
         self._out, self._chapters = out, chapters
         self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
         self._cells = 0  # number of cells of the current row so far
+        self._names: list[str] = []  # names of the columns of the current table, if it has any
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node_text(self, node: Any) -> None:
@@ -158,6 +161,11 @@ class _HtmlTextExtractor:
             self._out.flow(" ".join(_format_mathml(formula).split()))
         if tag == "math" or hidden:
             return
+        if tag == "table" and not self._inside["table"]:
+            self._names = _list_column_names(node)
+        elif tag == "tr" and self._names:
+            self._write_row_with_names(node)
+            return
         self._break_line_around_element(tag)
         self._set_chapter_and_page(node, tag, attributes)
         self._write_prefix_of_element(node, tag, attributes)
@@ -170,7 +178,26 @@ class _HtmlTextExtractor:
             self._write_text("”")
         elif tag in _LISTS:
             self._lists.pop()
+        elif tag == "table" and not self._inside["table"]:
+            self._names = []
         self._break_line_around_element(tag)
+
+    def _write_row_with_names(self, row: Any) -> None:
+        """Writes a row as a line `name: value; name: value`; the row of names is not written."""
+        names, written, column = self._names, [], 0
+        for cell in _list_cells(row):
+            inner = TextBuilder()
+            inner.page = self._out.page
+            _HtmlTextExtractor(inner, self._chapters or {}).write_node_text(cell)
+            self._out.page = inner.page
+            text = " ".join(inner.result().text.split())
+            if text and column < len(names) and names[column] and text != names[column]:
+                written.append(f"{names[column]}: {text}")
+            elif text and (column >= len(names) or not names[column]):
+                written.append(text)
+            column += _read_column_span(cell)
+        self._out.end_line()
+        self._out.flow("; ".join(written))
 
     def _write_text(self, text: str) -> None:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
@@ -228,6 +255,30 @@ class _HtmlTextExtractor:
 
 def _join_printable_words(text: str) -> str:
     return " ".join(replace_unprintable(text).split())
+
+
+def _list_column_names(table: Any) -> list[str]:
+    """Returns the names of a table's columns, from a first row of heading cells alone; an empty
+    list for other tables, and for tables whose rows do not have a cell for each column."""
+    if len(table.css("table")) > 1 or table.css_first("[rowspan]:not([rowspan='1'])"):
+        return []
+    first, second = [*map(_list_cells, table.css("tr")[:2]), [], []][:2]
+    if len(first) < 2 or not second or any(cell.tag != "th" for cell in first):
+        return []
+    names = []
+    for cell in first:
+        name = _join_printable_words(cell.text()).rstrip(" :")
+        names += [name] * _read_column_span(cell)
+    return [] if names.count("") > 1 or all(cell.tag == "th" for cell in second) else names
+
+
+def _list_cells(row: Any) -> list[Any]:
+    return [cell for cell in row.iter() if cell.tag in ("td", "th")]
+
+
+def _read_column_span(cell: Any) -> int:
+    span = cell.attributes.get("colspan") or "1"
+    return min(max(1, int(span[:4])), _MAX_SPAN) if span.isdecimal() else 1
 
 
 def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:
