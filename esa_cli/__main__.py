@@ -29,7 +29,7 @@ GROUPS = {
 """The headings of `esa --help` with their commands. The command NAME is the function, or the group
 of commands, called NAME in `commands/NAME_command.py`."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
-FILES = {"collect": "find", "mcp": "serve", "doctor": "plan", "heads": "calibrate"}
+FILES = {"collect": "find", "doctor": "plan", "heads": "calibrate"}
 FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
 FILES |= dict.fromkeys(("compare", "bench"), "selftest")
 """Commands that are defined in the file of another command, with the name of that command."""

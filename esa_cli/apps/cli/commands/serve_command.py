@@ -1,13 +1,9 @@
-"""The command `esa serve`, an HTTP server, and `esa mcp`, a Model Context Protocol server."""
+"""The command `esa serve`, an HTTP server."""
 
 from __future__ import annotations
 
-import gc
-import importlib.metadata
 import importlib.util
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,65 +147,3 @@ def serve_over_http(
         reporter.show_note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
         server_app.serve_asgi_app(app, sock)
     reporter.show_note("esa: ended")
-
-
-MIN_SDK_VERSION = 2
-"""The oldest major version of the Model Context Protocol's SDK that works."""
-INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
-
-
-@options.make_typer_command
-def mcp(
-    allow: Allow = None,
-    *,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
-    quiet: options.Quiet = False,
-) -> None:
-    """Serve the library to assistants and editors (MCP).
-
-    Programs that speak the Model Context Protocol start this command themselves, and communicate
-    with it over the standard streams."""
-    check_mcp_sdk_version()
-    check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
-    gc.enable()
-    from esa_cli.apps.server import mcp_server
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments
-
-    with Reporter(quiet) as reporter, ExitStack() as stack:
-
-        def load_model() -> Esa:
-            from esa_cli.apps.cli.model_and_documents import open_model
-            from esa_cli.qa.opening import can_model_run_methods, choose_answer_source
-
-            library, preset = Library(), choose_answer_source(chosen, reporter)
-            # A token index is stored by default; a disk that is full later is no error then.
-            has_rows = preset.answer.needs_kv_cache or not preset.answer.makes_token_index
-            stores = has_rows and (
-                not preset.answer.finds_by_bm25_only or can_model_run_methods(preset, reporter)
-            )
-            keep = True if stores and library.is_writable else None
-            return stack.enter_context(
-                open_model(preset, model, reporter, keep=keep, library=library, reader=reader)
-            )
-
-        documents = AllowedDocuments(
-            mcp_server.make_lazily_loaded_esa(load_model), [], allow or [], Library(),
-            with_library=True, max_opened=chosen.answer.documents,
-        )  # fmt: skip
-        tools = mcp_server.McpDocumentTools(documents, chosen, model, reporter)
-        if sys.stdin.isatty():
-            reporter.show_note("esa: waiting for a client on standard input; see docs/serve.md")
-        mcp_server.serve_mcp_on_standard_streams(tools)
-
-
-def check_mcp_sdk_version() -> None:
-    """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
-    try:
-        version = importlib.metadata.version("mcp")
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
-    if int(version.partition(".")[0]) < MIN_SDK_VERSION:
-        wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
-        raise UsageError(wrong, INSTALL_SDK)
