@@ -48,6 +48,10 @@ REPLACED = {
     "library import": "esa library copy FILE.tar library",
 }
 """Options and commands of version 0.2, with what replaces them since version 0.3."""
+SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
+SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
+SYNONYMS |= {"index": "ingest", "add": "ingest", "talk": "chat", "server": "serve", "list": "library"}
+"""Words that other programs use, with the commands that do this here."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,15 +135,20 @@ def _run_esa_command(arguments: list[str]) -> int:
 
 
 def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
-    """Adds the command `ask` if the first argument is a document, and replaces short options like
-    `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was replaced."""
+    """Adds the command `ask` if the first argument is a document or has spaces, and replaces short
+    options like `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was
+    replaced, or the command is a synonym of one of ours."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
         _raise_if_command_or_option_was_replaced(" ".join(arguments[:length]))
     name, *rest = arguments
-    if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
+    is_document = os.path.lexists(name) or (len(rest) == 1 and "." in name)
+    if name not in COMMANDS and (is_document or (rest and " " in name)):
         name, rest = "ask", arguments
+    elif name in SYNONYMS:
+        hint = f"use `esa {SYNONYMS[name]}`, see `esa {SYNONYMS[name]} --help`"
+        raise UsageError(f"no such command '{name}'", hint)
     end = rest.index("--") if "--" in rest else len(rest)
     words = list[str]()
     for word in rest[:end]:
