@@ -38,25 +38,30 @@ LONGEST = 600
 PROSE = range(40, 121)
 """Lengths in characters of a line of prose that may have been wrapped to a width."""
 
-_STOPS = "。！？।॥؟۔։።፧။។៕"
+_STOPS = "。！？｡।॥؟۔։።፧။។៕"
 """Ends of sentences in scripts that need no space after them."""
+_CLOSING = r"(?:[\"'”’“‘»«›‹)\]]|[ \u00a0\u202f]»(?=\s|$))*+"
 END = re.compile(
-    r"[.!?…](?<![.!?…].)[.!?…]*+[\"'”’“‘»«›‹)\]]*+(?=\s|$)"
-    rf"|[{_STOPS}][.!?…{_STOPS}]*[\"'”’»」』)\]]*|\n"
+    rf"[.!?…](?<![.!?…].)[.!?…]*+{_CLOSING}(?=\s|$)"
+    rf"|(?:\u037e|(?<=[\u0370-\u03ff\u1f00-\u1fff]);){_CLOSING}(?=\s|$)"  # Greek question mark
+    rf"|(?:[{_STOPS}]|(?<!\d)．)[.!?…{_STOPS}]*+[\"'”’»」』｣）》〉】〕)\]]*+(?!と)|\n"
 )
 _SHORT = """
 Mr Mrs Ms Dr Prof St Jr Sr Capt Col Gen Fig vs Messrs Lt Sgt Rev Hon Gov Mt Ste Mme Mmes Mlle Mlles
-MM Mgr Sra Srta Dra Hr Sig Dott Avv Chr Mio Mrd bzw ggf inkl vgl sog evtl ca approx viz cf ул им
+MM Mgr Sra Srta Dra Hr Sig Dott Avv Chr Mio Mrd bzw ggf inkl vgl sog evtl ca approx viz cf Fr Fa rd
+med gem exkl zzgl Hrsg éd av apr Av ex eks Ing Lic Gral Excmo Excma Dña Dn EE Arq Dhr mevr bijv Ir
+Drs drs np tj ul prof им Им ул напр проф акад св κ κα डॉ प्रो पं
 """
 SHORT = frozenset(_SHORT.split())
 """Abbreviations before a name or a noun: their full stop ends no sentence."""
 _NUMBERED = """
 no nos nr nrs p pp vol vols fig figs art arts ch chap cap sec sect par abs kap abb bd ed tab eq para
-núm pág págs pag pagg стр рис гл табл
+núm pág págs pag pagg стр рис гл табл al apdo tel str blz kl ss bl št čl bkz
 """
 NUMBERED = frozenset(_NUMBERED.split())
 """Abbreviations, in lower case, that end no sentence before a number."""
-LETTERS = re.compile(r"(?<!\w)(\w+)\.$")
+NUMBER = re.compile(r"\s*(?:\d|[IVXLC]{2,}\b)")
+LETTERS = re.compile(r"(?<!\w)([\w\u093e-\u094d]+)\.$")
 OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
 """The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
 a sentence."""
@@ -66,7 +71,7 @@ _MONTHS = (
 )
 DATED = re.compile(rf"\s(?:(?:{_MONTHS}|Jahrhundert|Jh)\b|\d{{1,2}}\.\s?\d{{2,4}}\b)")
 """What follows the day in a German date, or the number of a century."""
-ORDINAL = re.compile(r"\b(?:der|das|dem|den|des|im|vom|zum|zur|beim)\s\d{1,2}\.$")
+ORDINAL = re.compile(r"\b(?:[Dd]er|das|dem|den|des|im|vom|zum|zur|beim)\s\d{1,2}\.$")
 MONTH_NUMBER = re.compile(r"\b\d{1,2}\.\s?\d{1,2}\.$")
 LOOK_BACK = 24
 """Characters before and after a full stop that tell whether it ends a sentence."""
@@ -330,7 +335,7 @@ def _iterate_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) 
         end = found.end()
         if found[0] != "\n":
             if not (
-                text[end : end + 40].lstrip()[:1].islower()
+                text[end : end + 40].lstrip().lstrip("—–―- ")[:1].islower()
                 or _is_full_stop_of_abbreviation(text, paragraph_start, end)
             ):
                 yield end
@@ -348,15 +353,15 @@ def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int
     if found is None:
         return False
     word, following_text = found[1], text[stop_end : stop_end + LOOK_BACK]
-    if word in SHORT or (len(word) == 1 and word.isupper()):
+    if word in SHORT or (len(word) == 1 and word.isalpha() and not word.islower()):
         return True
-    number = following_text.lstrip()[:1].isdigit()
+    number = NUMBER.match(following_text) is not None
     if len(word) == 1 and word.isalpha():
         return bool(number or OF_SEVERAL.search(before) or MORE_LETTERS.match(following_text))
     if word.isdigit() and len(word) <= 2:
         month = number and MONTH_NUMBER.search(before)
         return bool(month or DATED.match(following_text) or ORDINAL.search(before))
-    return number and word.lower() in NUMBERED
+    return number and (word.lower() in NUMBERED or word.endswith("str"))
 
 
 def _is_wrapped_prose_line(line: str, following_text: str) -> bool:

@@ -17,7 +17,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -350,14 +350,16 @@ class Bm25Index:
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
         return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocab_size)
 
-    def compute_scores(self, question_words: Sequence[int]) -> Tensor:
-        """Returns the BM25 scores of the texts for the words of a question, (texts,) float32; a
-        text without any of the words has the score 0."""
+    def compute_scores(
+        self, question_words: Iterable[int], weights: Iterable[float] = repeat(1.0)
+    ) -> Tensor:
+        """Returns the BM25 scores of the texts for the words of a question and the words' weights,
+        (texts,) float32; a text without any of the words has the score 0."""
         import numpy
         import torch
 
         out = numpy.zeros(self._count, dtype=numpy.float32)
-        for word in question_words:
+        for word, weight in zip(question_words, weights, strict=False):
             own = slice(self._ends[word], self._ends[word + 1])
-            out[self._texts[own]] += self._scores[own]
+            out[self._texts[own]] += weight * self._scores[own]
         return torch.from_numpy(out)

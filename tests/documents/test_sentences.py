@@ -39,6 +39,15 @@ def pieces(text: str) -> list[str]:
         ("Er kam. „Ja.“ Sie ging.", ["Er kam.", "„Ja.“", "Sie ging."]),
         ("वह गया। क्या वह आया? हाँ॥ ठीक", ["वह गया।", "क्या वह आया?", "हाँ॥", "ठीक"]),
         ("هل جاء؟ نعم! ذهب.", ["هل جاء؟", "نعم!", "ذهب."]),
+        ("« Qui ? » dit-il. « Moi ! » Fin.", ["« Qui ? » dit-il.", "« Moi ! »", "Fin."]),
+        ("Ja. »Gut.« »Nein!« Er ging.", ["Ja.", "»Gut.«", "»Nein!«", "Er ging."]),
+        ("¿Vienes? —dijo él. —¡No! Se fue.", ["¿Vienes? —dijo él.", "—¡No!", "Se fue."]),
+        ("«Где он?» — спросила она. Нет.", ["«Где он?» — спросила она.", "Нет."]),
+        ("Πού είναι; Εδώ. Γιατί; ρώτησε.", ["Πού είναι;", "Εδώ.", "Γιατί; ρώτησε."]),
+        ("他说：“好！”（见上文。）走。", ["他说：“好！”", "（见上文。）", "走。"]),
+        ("「行こう。」と言った。『何？』", ["「行こう。」と言った。", "『何？』"]),
+        ("３．５だ．はい｡いや。", ["３．５だ．", "はい｡", "いや。"]),
+        ("डॉ. शर्मा गए। وصل د. أحمد.", ["डॉ. शर्मा गए।", "وصل د. أحمد."]),
         ("သူလာသည်။သူသွားသည်။", ["သူလာသည်။", "သူသွားသည်။"]),
         (" \n\n\n ", []),
         *(
@@ -62,6 +71,12 @@ def test_pieces(text: str, want: list[str]) -> None:
         "Bis zum 12. Juni galt z. B. Absatz 2, d. h. Nr. 5 und Abb. 3, ggf. Kap. 4.",
         "Mme. Bovary vit M. Dupont et Mlle. Roche à la p. 12 du vol. 3.",
         "А. С. Пушкин жил на ул. Садовой, см. стр. 5.",
+        "Hr. Weber und Fr. Klein, Prof. Dr. med., wohnen Hauptstr. 5, wie im 2. Weltkrieg.",
+        "César mourut en 44 av. J.-C. à Rome (voir éd. Hachette, al. 2, p. ex. Livre II).",
+        "Dña. Ana, D. Luis, el Ing. Soto y Ud. van a EE. UU. en el s. XIX, apdo. 2, núm. 5.",
+        "L'Ing. Galli e la Sig.ra Bianchi, cfr. sec. XV e pag. 12, vennero nel 44 a.C. a Roma.",
+        "Dhr. Jansen en mevr. De Vries, blz. 12, bijv. Utrecht.",
+        "Prof. Nowak mieszka przy ul. Długiej, np. Warszawa, tj. Polska.",
     ],
 )
 def test_dates_and_abbreviations_end_no_sentence(sentence: str) -> None:

@@ -1,7 +1,8 @@
 """Cuts documents into windows of sentences, ranks windows by BM25, and finds unmentioned names.
 
 A window's score includes the BM25 scores of wider windows around the window, because a question
-names people and places that the answer's sentences call "he" and "there" (docs/results.md).
+names people and places that the answer's sentences call "he" and "there" (docs/results.md). A word
+that no document has is replaced by words with similar spelling (`spelling.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from esa_cli.documents.document import find_sentence_ends, strip_span
+from esa_cli.qa.finding.spelling import SpellingIndex
 from esa_cli.system.text import (
     Bm25Index,
     compute_digest_of_word_rules,
@@ -38,6 +40,9 @@ WINDOW_WORDS = 60
 """The number of words in the windows that are ranked."""
 AROUND = ((200, 0.6), (600, 0.6))
 """The numbers of words in the wider windows, and the weights of their scores."""
+
+HAN = re.compile(r"[\u3005\u3007\u3400-\u9fff\U00020000-\U0003ffff]")
+"""Matches a Chinese character."""
 
 
 class TextWindow(NamedTuple):
@@ -187,27 +192,36 @@ class LexicalIndex:
         self.document_languages = [table.language for table in tables]
         self.languages = dict.fromkeys(self.document_languages)
         self._vocabulary: dict[str, int] = {}
-        for stem in chain.from_iterable(table.vocabulary for table in tables):
-            self._vocabulary.setdefault(stem, len(self._vocabulary))
+        numbers = [self._number_words(table) for table in tables]
         narrow = [table.cut_windows(WINDOW_WORDS) for table in tables]
         self.windows = list(chain.from_iterable(narrow))
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
-        self._own = self._build_bm25_index(tables, narrow)
+        self._own = self._build_bm25_index(numbers, narrow)
         # For each size of windows around: their BM25, the nearest to each window, its weight.
         self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _find_nearest_windows(narrow, wide)
-            self._around.append((self._build_bm25_index(tables, wide), nearest, weight))
+            self._around.append((self._build_bm25_index(numbers, wide), nearest, weight))
+
+    def _number_words(self, table: SentenceWords) -> tuple[Any, list[int]]:
+        """Returns the numbers of the words of a text, (n,) int64, and where each sentence ends."""
+        numbers = [
+            [self._vocabulary.setdefault(word, len(self._vocabulary)) for word in words]
+            for words in map(_list_words_of_stem, table.vocabulary)
+        ]
+        most = max(map(len, numbers), default=1)
+        padded = numpy.array([one + [-1] * (most - len(one)) for one in numbers], dtype=numpy.int64)
+        of_stems = padded.reshape(-1, most)[table.ids]
+        known = of_stems >= 0
+        return of_stems[known], numpy.append(0, known.sum(1).cumsum())[table.ends].tolist()
 
     def _build_bm25_index(
-        self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
+        self, words: Sequence[tuple[Any, list[int]]], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
         """Builds a BM25 index of the given windows of all documents."""
         texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-        for table, cut in zip(tables, windows, strict=True):
-            numbers = [self._vocabulary[stem] for stem in table.vocabulary]
-            ids, ends = numpy.array(numbers, dtype=numpy.int64)[table.ids], table.ends.tolist()
+        for (ids, ends), cut in zip(words, windows, strict=True):
             texts += [ids[ends[window.first] : ends[window.last]] for window in cut]
         sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
         return Bm25Index(numpy.concatenate(texts), sizes, len(self._vocabulary))
@@ -217,22 +231,39 @@ class LexicalIndex:
 
     def has_word(self, word: str) -> bool:
         """Whether any document contains a word in any form, such as singular or plural."""
-        return bool(self._find_vocabulary_numbers(word))
+        words = find_question_words(word, self.languages)
+        return any(stem in self._vocabulary for stem in chain.from_iterable(words))
 
-    def _find_vocabulary_numbers(self, question: str) -> list[int]:
-        """Returns the vocabulary numbers of those words of a question that occur in documents."""
-        words = find_question_words(question, self.languages)
-        return [
-            self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
-        ]
+    @cached_property
+    def _spellings(self) -> SpellingIndex:
+        return SpellingIndex(list(self._vocabulary))
+
+    def _weigh_vocabulary(self, question: str) -> tuple[list[int], list[float]]:
+        """Returns the vocabulary numbers of a question's words, and their weights: 1 for a word of
+        a document; for any other word, the words with similar spelling and smaller weights."""
+        numbers, weights = list[int](), list[float]()
+        for stems in find_question_words(question, self.languages):
+            words = chain.from_iterable(map(_list_words_of_stem, stems))
+            known = {self._vocabulary[word]: 1.0 for word in words if word in self._vocabulary}
+            for stem in () if known else stems:
+                known |= self._spellings.find_similar_stems(stem)
+            numbers += known
+            weights += known.values()
+        return numbers, weights
 
     def compute_bm25_scores(self, question: str) -> Tensor:
         """Returns each window's BM25 score for a question, as float32; 0 if no word matches."""
-        numbers = self._find_vocabulary_numbers(question)
-        total = self._own.compute_scores(numbers)
+        numbers, weights = self._weigh_vocabulary(question)
+        total = self._own.compute_scores(numbers, weights)
         for bm25, nearest, weight in self._around:
-            total = total + weight * bm25.compute_scores(numbers)[nearest]
+            total = total + weight * bm25.compute_scores(numbers, weights)[nearest]
         return total
+
+
+def _list_words_of_stem(stem: str) -> list[str]:
+    """Returns the words that BM25 counts for a stem: the stem and its Chinese characters, since
+    most words of older Chinese are one character."""
+    return [stem] if stem.isascii() else list(dict.fromkeys([stem, *HAN.findall(stem)]))
 
 
 def _find_nearest_windows(
