@@ -20,7 +20,7 @@ from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, UsageError
 from esa_cli.system.files import convert_to_esa_error
 
 GROUPS = {
-    "Ask": ("ask", "find", "collect", "chat", "batch"),
+    "Ask": ("ask", "find", "collect", "chat", "batch", "log"),
     "Library": ("ingest", "library"),
     "Serve": ("serve", "mcp"),
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
@@ -50,7 +50,13 @@ REPLACED = {
 """Options and commands of version 0.2, with what replaces them since version 0.3."""
 SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
 SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
-SYNONYMS |= {"index": "ingest", "add": "ingest", "talk": "chat", "server": "serve", "list": "library"}
+SYNONYMS |= {
+    "index": "ingest",
+    "add": "ingest",
+    "talk": "chat",
+    "server": "serve",
+    "list": "library",
+}
 """Words that other programs use, with the commands that do this here."""
 
 

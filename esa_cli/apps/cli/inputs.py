@@ -30,11 +30,13 @@ def split_off_question(
     if _is_document(question) and len(others) == 1:
         documents = [one for one in [*documents, question] if one != others[0]]
         question = others[0]
-    example, wrong = "book.txt \"Who is Ahab?\"", ""
+    example, wrong = 'book.txt "Who is Ahab?"', ""
     if _is_document(question):
         wrong = f"the question is missing after the document {question}"
-    elif others and others == documents[-len(others) :] and (
-        documents_optional or len(others) < len(documents)
+    elif (
+        others
+        and others == documents[-len(others) :]
+        and (documents_optional or len(others) < len(documents))
     ):
         wrong = f"there is no document {others[0]}; a question of several words needs quotes"
         kept = ["--library"] * documents_optional + documents[: -len(others)]

@@ -122,9 +122,7 @@ def test_nothing_else_in_a_toml_file_changes(esa: Esa, home: Path) -> None:
         ("codex", 'mcp_servers = { esa = { command = "x" } }'),
     ],
 )
-def test_a_file_that_cannot_be_changed_stays(
-    esa: Esa, home: Path, client: str, text: str
-) -> None:
+def test_a_file_that_cannot_be_changed_stays(esa: Esa, home: Path, client: str, text: str) -> None:
     path = home / FILES[client][0]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode("latin-1"))

@@ -18,8 +18,9 @@ from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbe
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
-from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.apps.question_log import LoggedConversation
+from esa_cli.errors import PARTIAL, EsaError, UsageError
+from esa_cli.qa.answering.reply import Reply
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -112,8 +113,7 @@ class DocumentChat:
         self.reporter, self.passages, self.stoppable = reporter, top, interruptible
         self.record: list[tuple[str, Reply]] = []
         """The questions with their answers, oldest first."""
-        self.forgotten = 0
-        """How many of the oldest questions no longer fit into the model's window."""
+        self.talk = LoggedConversation(names)
         self.failed = 0
         """How many lines ended in an error."""
         self._must_stop = False
@@ -133,23 +133,16 @@ class DocumentChat:
                 raise AnswerStoppedError
             on_text(answer_piece)
 
-        turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
-        for first in range(self.forgotten, len(turns) + 1):
-            try:
-                reply = self.esa.ask(
-                    question, self.books, history=turns[first:], on_text=print_text_unless_stopped,
-                    **self.ask_arguments,
-                )  # fmt: skip
-            except HistoryError:
-                if first == len(turns):
-                    raise
-            except AnswerStoppedError:
-                break
-            else:
-                self.forgotten = first
-                self.record.append((question, reply))
-                return reply
-        return None
+        try:
+            reply = self.talk.ask(
+                self.esa, question, self.books, on_text=print_text_unless_stopped,
+                **self.ask_arguments,
+            )  # fmt: skip
+        except AnswerStoppedError:
+            return None
+        self.talk.append(question, reply, self.esa, self.reporter.show_note)
+        self.record.append((question, reply))
+        return reply
 
     def answer_question_or_run_command(self, line: Line) -> bool:
         """Answers a question or runs a slash command; returns False for the command /quit."""
@@ -175,7 +168,10 @@ class DocumentChat:
         return True
 
     def _ask_and_print_answer(self, question: str) -> None:
-        forgotten, stream = self.forgotten, answer_output.AnswerPrinter(sys.stdout, self.reporter)
+        forgotten, stream = (
+            self.talk.forgotten,
+            answer_output.AnswerPrinter(sys.stdout, self.reporter),
+        )
         self.reporter.show_spinner("answering")
         try:
             with _stop_answer_at_ctrl_c(self.stop_answer) if self.stoppable else nullcontext():
@@ -190,7 +186,7 @@ class DocumentChat:
         if not stream.has_text:
             print(strip_control_chars(reply.text_with_certainty), flush=True)
         answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
-        if self.forgotten > forgotten == 0:
+        if self.talk.forgotten > forgotten == 0:
             long = "the conversation has grown long: the oldest questions are left out"
             self.reporter.warn(f"  {long}")
 
@@ -201,7 +197,7 @@ class DocumentChat:
         elif command == "/docs":
             print(strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
-            self.record, self.forgotten = [], 0
+            self.record, self.talk = [], LoggedConversation(self.documents)
             self.reporter.show_note("  the conversation is forgotten, but not the documents")
         elif command not in ("/evidence", "/save"):
             wrong = f"`esa chat` has no command {command}"
