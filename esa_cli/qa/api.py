@@ -217,7 +217,7 @@ class Esa:
         the question is empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
-        tokens = self.spans.check_length(question)
+        tokens = self.spans.count_question_tokens(question)
         texts = [text for turn in history for text in turn]
         if texts:
             ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -318,7 +318,7 @@ class Esa:
         options = max_new_tokens, temperature, top_p
         limits = choose_sampling_options(self.preset.generation, *options)
         sampling = SamplingParams(*limits, seed)
-        asked = self.spans.check_length(question)
+        asked = self.spans.count_question_tokens(question)
         count = max(self.preset.answer.passages, THOROUGH * thorough)
         passages = self._rank_passages_for_question(question, placed, history, count, progress)
         reader: Reader = self.spans
@@ -432,7 +432,7 @@ class Esa:
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
-        self.spans.check_length(question)
+        self.spans.count_question_tokens(question)
         placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():
             limits = minimum, every

@@ -331,7 +331,8 @@ def compute_probability(log_odds: float) -> float:
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which tokens [first, last) overlap each of W ranges of characters (W, 2)."""
+    """Returns the bounds [first, last), each (W,), of the tokens that overlap each of W ranges of
+    characters (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())

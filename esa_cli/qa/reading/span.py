@@ -131,9 +131,10 @@ class SpanReader:
         self.combination = AnswerCombination.load(folder)
         self._window, self._settings = window, settings
 
-    def check_length(self, question: str) -> int:
-        """Counts a question's tokens in the prompt, and checks that they leave room for passages.
-        Raises UsageError: the question is empty, or not UTF-8. LengthError: it is too long."""
+    def count_question_tokens(self, question: str) -> int:
+        """Counts the tokens of the prompt with a question, and checks that they leave room for a
+        passage. Raises UsageError: the question is empty, or not UTF-8. LengthError: it is too
+        long."""
         validate_question(question)
         tokens = len(self.passages.prompt.encode_prompt(question, "").ids)
         need = tokens + min(ROOM, self._window // 2)
