@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.apps.cli.commands.ingest_command import check_ingest_engine_installed
-from esa_cli.apps.cli.commands.mcp_command import check_mcp_sdk_version
-from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions
+from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions, check_mcp_sdk_version
 from esa_cli.apps.cli.commands.serve_command import check_serve_options as check_serve
 from esa_cli.documents.readers.text_builder import import_package
 from esa_cli.errors import EsaError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import sys
 from contextlib import ExitStack
@@ -13,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli.commands.serve_command import Allow, check_allowed_folders
+from esa_cli.apps.cli.commands.serve_command import (
+    Allow,
+    check_allowed_folders,
+    check_mcp_sdk_version,
+)
 from esa_cli.apps.cli.mcp_clients import CLIENTS, ServerList, make_server_entry
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
@@ -23,10 +26,6 @@ from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-
-MIN_SDK_VERSION = 2
-"""The oldest major version of the Model Context Protocol's SDK that works."""
-INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
 
 
 @options.make_typer_command
@@ -128,14 +127,3 @@ def install_server_entry(client: str, options_of_mcp: list[str], *, is_confirmed
             raise typer.Exit(1)
     servers.write(changed)
     print(f"written; {client} starts esa after its next start")
-
-
-def check_mcp_sdk_version() -> None:
-    """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
-    try:
-        version = importlib.metadata.version("mcp")
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
-    if int(version.partition(".")[0]) < MIN_SDK_VERSION:
-        wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
-        raise UsageError(wrong, INSTALL_SDK)

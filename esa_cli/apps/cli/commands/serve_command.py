@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,8 @@ from esa_cli.storage.library import Library
 from esa_cli.system.machine import is_loopback_host
 
 if TYPE_CHECKING:
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.mcp_server import McpDocumentTools
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
@@ -102,7 +105,14 @@ def serve(
         chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-            serve_over_http(esa, opts, gathered, reporter, limit)
+
+            def make_mcp_tools(documents: AllowedDocuments) -> McpDocumentTools:
+                from esa_cli.apps.server.mcp_server import McpDocumentTools
+
+                return McpDocumentTools(documents, chosen, model, reporter)
+
+            with_mcp = make_mcp_tools if has_mcp_sdk() else None
+            serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
 
 
 def check_serve_options(documents: Sequence[str], opts: ServeCommandOptions) -> None:
@@ -123,9 +133,11 @@ def serve_over_http(
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
+    make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
 ) -> None:
     """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
-    documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
+    documents. With `make_mcp_tools` MCP clients are served, too. Raises ResourceError,
+    LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
@@ -140,6 +152,7 @@ def serve_over_http(
             esa, allowed, opts.token, limits,
             lambda line: reporter.show_note(f"esa: {line}"),
             lambda line: reporter.warn(f"esa: {line}"),
+            make_mcp_tools(allowed) if make_mcp_tools else None,
         )  # fmt: skip
         address = server_app.make_base_url(sock)
         print(address, flush=True)
@@ -147,3 +160,28 @@ def serve_over_http(
         reporter.show_note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
         server_app.serve_asgi_app(app, sock)
     reporter.show_note("esa: ended")
+
+
+MIN_SDK_VERSION = 2
+"""The oldest major version of the Model Context Protocol's SDK that works."""
+INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
+
+
+def check_mcp_sdk_version() -> None:
+    """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
+    try:
+        version = importlib.metadata.version("mcp")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
+    if int(version.partition(".")[0]) < MIN_SDK_VERSION:
+        wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
+        raise UsageError(wrong, INSTALL_SDK)
+
+
+def has_mcp_sdk() -> bool:
+    """Whether the Model Context Protocol's SDK is installed and new enough."""
+    try:
+        check_mcp_sdk_version()
+    except UsageError:
+        return False
+    return True
