@@ -47,7 +47,8 @@ def log(
         print(
             terminal.make_printable_line(f"{row.time[:16].replace('T', ' ')}  {', '.join(names)}")
         )
-        for text in (row.question, row.answer):
+        answer = f"perhaps: {row.answer}" if row.certainty == "perhaps" else row.answer
+        for text in (row.question, answer):
             line = terminal.make_printable_line(" ".join(text.split()))
             print(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
         print()
