@@ -215,7 +215,7 @@ class McpDocumentTools:
     def list_documents(self, arguments: ListToolArguments) -> Result:
         listed = allowed_documents.make_documents_json(self.documents)
         part = arguments.containing.casefold()
-        how = {"stored": "read", "synced": "words", "file": "file"}
+        how = {"given": "read", "stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
              "how": how[one["kind"]]}
@@ -289,10 +289,8 @@ def _make_mcp_tool(name: str, title: str, arguments_class: type[ToolArguments]) 
     )
 
 
-@contextmanager
-def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
-    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
-    worker = JobThread(MAX_WAITING)
+def make_mcp_server(tools: McpDocumentTools, worker: JobThread) -> Server[Any]:
+    """Makes an MCP server with the tools, which run in the worker where they use the model."""
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindToolArguments, tools.find_passages),
         ("ask", "Ask documents", AskToolArguments, tools.ask_documents),
@@ -340,11 +338,18 @@ def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
         content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
         return types.CallToolResult(content=[content], structured_content=data)
 
+    return Server(
+        "esa", version=__version__, title="esa: long documents", instructions=INSTRUCTIONS,
+        on_list_tools=list_tools, on_call_tool=call_tool,
+    )  # fmt: skip
+
+
+@contextmanager
+def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
+    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
+    worker = JobThread(MAX_WAITING)
     try:
-        yield Server(
-            "esa", version=__version__, title="esa: long documents", instructions=INSTRUCTIONS,
-            on_list_tools=list_tools, on_call_tool=call_tool,
-        )  # fmt: skip
+        yield make_mcp_server(tools, worker)
     finally:
         worker.cancel_all_jobs(END_WITHIN_S)
 
