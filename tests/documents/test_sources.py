@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import sample_files as make
 
+from esa_cli.apps.cli.commands.chat_command import format_chat_as_markdown
 from esa_cli.documents import sources
 from esa_cli.documents.document import find_files, gather_documents
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.evidence import make_evidence_page
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
@@ -62,8 +65,17 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
     assert said == [
         "docs: 6 files to read; left out: 2 binary (data.bin, logo.png), 1 empty (empty.txt), "
         "1 folder ignored by .gitignore, 1 folder that links elsewhere (away), 4 hidden, "
-        "1 ignored by .gitignore, 2 that links elsewhere (out.txt, same.txt)"
+        "1 ignored by .gitignore, 2 that link elsewhere (out.txt, same.txt)"
     ]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_several_pipes_are_left_out(tree: Path) -> None:
+    said: list[str] = []
+    for name in ("one", "two"):
+        os.mkfifo(tree / "other" / name)
+    assert expand(["other"], said.append) == ["other/d.txt"]
+    assert said == ["other: 1 file to read; left out: 2 neither file nor folder (one, two)"]
 
 
 def test_patterns_mean_what_those_of_glob_do(tree: Path) -> None:
@@ -110,3 +122,20 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     ]
     assert once.left_out[:3] == found.left_out
     assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
+
+
+def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:
+    """A page that only mentions them is read."""
+    chat = format_chat_as_markdown("model", ["a.txt"], [("Who?", Reply("Ahab"))])
+    page = make_evidence_page(Reply("Ahab"), "Who?", [])
+    for name, text in (("chat.md", chat), ("page.html", page), ("about.md", f"Files: {chat}")):
+        (tree / name).write_text(text, "utf-8")
+    found = sources.find_readable_files(str(tree))
+    read = {Path(path).name for path in found.files}
+    assert "about.md" in read
+    assert not {"chat.md", "page.html"} & read
+    own = map(os.path.basename, found.left_out["written by esa"])
+    assert sorted(own) == ["chat.md", "page.html"]
+    assert find_files([str(tree / "chat.md")]).paths == (str(tree / "chat.md"),), (
+        "named by the user"
+    )

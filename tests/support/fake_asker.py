@@ -38,6 +38,7 @@ class FakeAsker:
     """
 
     name = "fake-model"
+    reader, spans = None, None
     answers_unread = False
 
     def __init__(self, room: int = 1000, delay: float = 0.0) -> None:

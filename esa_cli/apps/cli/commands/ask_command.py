@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +29,7 @@ from esa_cli.system.progress import Progress, combine_progress_callbacks
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import DocumentOpener
+    from esa_cli.apps.question_log import LoggedConversation
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
@@ -56,6 +57,14 @@ class AskCommandOptions(options.DocumentSearchOptions):
         ),
     ] = "after"
     top: Top = None
+    goes_on: Annotated[
+        bool,
+        option(
+            "--continue -c",
+            "Go on from the last question about these documents or, without DOC, from the last "
+            "question.",
+        ),
+    ] = False
     report: Annotated[
         Path | None,
         option("--report FILE", "Write an HTML page with the documents and the answer's passages."),
@@ -72,6 +81,8 @@ class AskCommandOptions(options.DocumentSearchOptions):
         bool,
         option("--thorough", "Read 16 passages, not 8: slower, and right a little more often."),
     ] = False
+
+    verbose: options.Verbose = False
 
     def choose_passage_count(self) -> int:
         """Returns how many passages `esa ask` shows or puts into its JSON object."""
@@ -91,11 +102,24 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
+    from esa_cli.apps.question_log import LoggedConversation
+
+    no_document = opts.library or opts.goes_on
+    names, question = split_off_question(arguments, "ask", documents_optional=no_document)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
-    with Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        run = AskCommandRun(question, opts, generation_options.make_esa_ask_arguments(), reporter)
-        run.open_model_and_documents(names, model, reader_options, stack)
+    with Reporter(opts.quiet, opts.verbose) as reporter, ExitStack() as stack:
+        if not opts.as_json:
+            reporter.hold_warnings()
+        begin = LoggedConversation.resume if opts.goes_on else LoggedConversation
+        talk = begin(names, opts.library)
+        opts = replace(opts, library=talk.library)
+        if talk.turns:
+            about = ", ".join([*talk.documents, *["the library"] * talk.library])
+            reporter.show_note(f"esa: about {about}, after: {talk.turns[-1].question}")
+        arguments_of_esa = generation_options.make_esa_ask_arguments()
+        run = AskCommandRun(question, talk, opts, arguments_of_esa, reporter)
+        stack.callback(run.log_answer)
+        run.open_model_and_documents(talk.documents, model, reader_options, stack)
         run.answer_question()
 
 
@@ -109,10 +133,12 @@ class AskCommandRun:
     """Whether the model reads new documents only after a first answer."""
 
     def __init__(
-        self, question: str, opts: AskCommandOptions, generation: dict[str, Any], reporter: Reporter
-    ) -> None:
+        self, question: str, talk: LoggedConversation, opts: AskCommandOptions,
+        generation: dict[str, Any], reporter: Reporter,
+    ) -> None:  # fmt: skip
         self.question, self.opts, self.generation = question, opts, generation
-        self.reporter = reporter
+        self.talk, self.reporter = talk, reporter
+        self._last_reply: Reply | None = None
         self.started = [time.perf_counter()]
         """The times at which loading, opening and answering began, and the time of the answer."""
 
@@ -173,7 +199,8 @@ class AskCommandRun:
         books = [open_book(source) for source in ready.texts or named]
         open_file = None if needs_kv_cache else open_book
         self.documents.set_opening_functions(books, esa.stored, open_file)
-        self.books = self.documents.open_documents(self.question)
+        questions = [*(turn.question for turn in self.talk.turns[-1:]), self.question]
+        self.books = self.documents.open_documents("\n".join(questions))
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
@@ -182,6 +209,8 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
             reply = self._ingest_documents_and_ask_again(reply)
+        if not (self.opts.as_json or reply.foreign_languages):
+            answer_output.show_reader_hint(reply, self.reporter)
         if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
@@ -204,7 +233,7 @@ class AskCommandRun:
         except BaseException as error:
             reporter.clear_spinner()
             if isinstance(error, KeyboardInterrupt):
-                reporter.show_note("esa: the answer above was found with BM25 alone")
+                reporter.show_note("esa: the answer above was found with BM25 alone", dim=False)
             self.books = books
             self._write_html_report(first_reply)
             raise
@@ -214,15 +243,23 @@ class AskCommandRun:
             reporter.show_note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            answer_output.print_answer_and_passages(reply, opts.choose_passage_count(), reporter)
+            answer_output.print_answer_and_passages(
+                reply, opts.choose_passage_count(), reporter, asked=self._name_asked_documents()
+            )
         return reply
 
+    def _name_asked_documents(self) -> str:
+        return "The opened documents" if self.documents.searched else "The documents"
+
     def _ask_question(self, streams_answer: bool) -> Reply:
+        from esa_cli.qa.reading.reader import MAX_PASSAGES
+
         opts, reporter = self.opts, self.reporter
-        # The default reader answers at once, so that the passages can come first.
-        streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
+        streams = streams_answer and answer_output.writes_answer_in_pieces(self.esa)
         # Before the spinner, which replaces sys.stdout by a stream that ends each piece as a line.
         printer = answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None
+        # Not all passages are shown, and another model may cite any that it reads.
+        least = 0 if opts.as_json else MAX_PASSAGES
         reporter.show_spinner("answering")
         progress: Progress | None = None
         if reporter.live and (opts.thorough or self.esa.reader is not None):
@@ -230,10 +267,11 @@ class AskCommandRun:
                 reporter.start_progress("reading", "passages"),
                 lambda done, total: reporter.show_spinner("answering") if done == total else None,
             )
-        reply = self.esa.ask(
+        reply = self._last_reply = self.talk.ask(
+            self.esa,
             self.question,
             self.books,
-            evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
+            evidence=max(opts.choose_passage_count(), least),
             on_text=printer,
             thorough=opts.thorough,
             progress=progress,
@@ -243,18 +281,24 @@ class AskCommandRun:
         if streams:
             print(flush=True)
         if streams_answer:
-            answer_output.print_answer_and_passages(
-                reply, opts.choose_passage_count(), reporter, is_printed=streams
-            )
-            if reply.answered_from == "section":
-                if self.esa.reader is None:
-                    reporter.show_note("  --reader MODEL writes a summary of the whole text")
+            notes = list[str]()
+            if reply.answered_from == "section" and self.esa.reader is None:
+                notes.append("--reader MODEL writes a summary of the whole text.")
             elif reply.foreign_languages and self.esa.reader is None:
-                reporter.show_note(
-                    f"  the documents are in {' and '.join(reply.foreign_languages)}; finder and "
-                    "reader were trained on English: --reader MODEL may answer better"
+                notes.append(
+                    f"The documents are in {' and '.join(reply.foreign_languages)}; finder and "
+                    "reader were trained on English: --reader MODEL may answer better."
                 )
+            answer_output.print_answer_and_passages(
+                reply, opts.choose_passage_count(), reporter,
+                notes=notes, is_printed=streams, asked=self._name_asked_documents(),
+            )  # fmt: skip
         return reply
+
+    def log_answer(self) -> None:
+        """Appends the last answer to the user's log."""
+        if self._last_reply is not None:
+            self.talk.append(self.question, self._last_reply, self.esa, self.reporter.show_note)
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:
