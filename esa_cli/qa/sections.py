@@ -58,7 +58,7 @@ _AFTER_OBJECT = re.compile(
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
 _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
-    "(?:it|book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
+    "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
 _LINKS = {
