@@ -63,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     from esa_cli import Esa
 
-    with Esa.load(given.preset, given.set) as esa:
+    with Esa.load(given.preset, given.set, library=False) as esa:
         book = esa.ingest(str(CHRONICLE))
         reworded = load_lines(DEMO)
         columns: dict[str, Any] = {

@@ -20,7 +20,7 @@ from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, UsageError
 from esa_cli.system.files import convert_to_esa_error
 
 GROUPS = {
-    "Ask": ("ask", "find", "collect", "chat", "batch"),
+    "Ask": ("ask", "find", "collect", "chat", "batch", "log"),
     "Library": ("ingest", "library"),
     "Serve": ("serve", "mcp"),
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
@@ -29,7 +29,7 @@ GROUPS = {
 """The headings of `esa --help` with their commands. The command NAME is the function, or the group
 of commands, called NAME in `commands/NAME_command.py`."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
-FILES = {"collect": "find", "mcp": "serve", "doctor": "plan", "heads": "calibrate"}
+FILES = {"collect": "find", "doctor": "plan", "heads": "calibrate"}
 FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
 FILES |= dict.fromkeys(("compare", "bench"), "selftest")
 """Commands that are defined in the file of another command, with the name of that command."""
@@ -48,6 +48,16 @@ REPLACED = {
     "library import": "esa library copy FILE.tar library",
 }
 """Options and commands of version 0.2, with what replaces them since version 0.3."""
+SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
+SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
+SYNONYMS |= {
+    "index": "ingest",
+    "add": "ingest",
+    "talk": "chat",
+    "server": "serve",
+    "list": "library",
+}
+"""Words that other programs use, with the commands that do this here."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,15 +141,20 @@ def _run_esa_command(arguments: list[str]) -> int:
 
 
 def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
-    """Adds the command `ask` if the first argument is a document, and replaces short options like
-    `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was replaced."""
+    """Adds the command `ask` if the first argument is a document or has spaces, and replaces short
+    options like `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was
+    replaced, or the command is a synonym of one of ours."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
         _raise_if_command_or_option_was_replaced(" ".join(arguments[:length]))
     name, *rest = arguments
-    if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
+    is_document = os.path.lexists(name) or (len(rest) == 1 and "." in name)
+    if name not in COMMANDS and (is_document or (rest and " " in name)):
         name, rest = "ask", arguments
+    elif name in SYNONYMS:
+        hint = f"use `esa {SYNONYMS[name]}`, see `esa {SYNONYMS[name]} --help`"
+        raise UsageError(f"no such command '{name}'", hint)
     end = rest.index("--") if "--" in rest else len(rest)
     words = list[str]()
     for word in rest[:end]:

@@ -32,6 +32,7 @@ if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
     # Before anything imports Triton: its interpreter then runs kernels on the processor.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+os.environ["ESA_LOG"] = "off"  # no test writes the log of the person who runs it
 pytest_plugins = ["cli_fixtures"]
 VOCABULARY = 61
 SEED = 1234

@@ -36,6 +36,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("mcp", "mcp", check_mcp_sdk_version),
     ("finders", "sentence_transformers", check_package_installed),
     ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
+    ("ocr", "rapidocr", lambda: import_package("rapidocr", "rapidocr", "x", extra="ocr")),
     ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeCommandOptions())),

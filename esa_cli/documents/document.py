@@ -27,7 +27,8 @@ from esa_cli.system.progress import WorkShard
 
 __all__ = [
     "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "SentenceSplitter",
-    "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "join_texts",
+    "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
+    "join_texts",
     "read_document", "read_documents", "select_files_of_shard", "strip_span",
 ]  # fmt: skip
 
@@ -76,6 +77,8 @@ MONTH_NUMBER = re.compile(r"\b\d{1,2}\.\s?\d{1,2}\.$")
 LOOK_BACK = 24
 """Characters before and after a full stop that tell whether it ends a sentence."""
 MIN_PROSE_WORDS = 5
+CELL = re.compile(r"[^:;|]+: ")
+"""The beginning of a cell of a table, which has its column's name."""
 
 
 class TextLocation(NamedTuple):
@@ -366,9 +369,16 @@ def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int
 
 def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
     """Returns True if a line is wrapped prose, so that its sentence may continue in the next."""
-    if not (following_text.isalpha() or following_text in "\"'“‘("):
+    if not (following_text.isalpha() or following_text in "\"'“‘(") or is_table_row(line):
         return False
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
+
+
+def is_table_row(line: str) -> bool:
+    """Returns True if a line is a row of a table, as the readers of documents write it: `Client:
+    Ann; Town: Ulm`, or at least two cells with ` | ` between them."""
+    named = line.split("; ")
+    return " | " in line or (len(named) > 1 and all(map(CELL.match, named[:2])))
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:

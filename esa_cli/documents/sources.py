@@ -99,8 +99,10 @@ class FoundFiles:
         """Counts the left-out files of the folder or pattern `source` by reason, for a message."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
-            several = why.replace("folder", "folders") if len(paths) > 1 else why
-            reasons.append(f"{len(paths):,} {several}")
+            shown = why
+            if len(paths) > 1:
+                shown = re.sub("^folder", "folders", why).replace("that links", "that link")
+            reasons.append(f"{len(paths):,} {shown}")
             if why not in _UNNAMED:  # someone may miss one of these files
                 if os.path.isdir(source):
                     paths = [os.path.relpath(path, source) for path in paths]

@@ -4,19 +4,20 @@ Importing this module does not import torch, which the class `Esa` imports when 
 
     with Esa.load() as esa:
         book = esa.ingest("book.pdf")
-        reply = esa.ask("Who is Ahab?", [book])
+        reply = esa.ask("Who is Ahab?", book)
         print(reply.text, reply.evidence[0].page)
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
 from esa_cli.errors import UsageError
@@ -41,6 +42,8 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.storage.library import Library, LibraryEntry
     from esa_cli.system.progress import Progress
 
+AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
+"""One or several documents of a question; see `Esa.ask`."""
 COUNT = 8
 """The number of passages that `find_passages` returns by default."""
 THOROUGH = 16
@@ -103,8 +106,8 @@ class Esa:
     def load(
         cls, name: str = "default", overrides: Sequence[str] = (), *, method: str | None = None,
         model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
-        cache: str = "auto", library: Library | None = None, keep: bool = True, rows: str = "int8",
-        reader: str | None = None, reader_model: str | None = None,
+        cache: str = "auto", library: Library | bool | None = True, keep: bool | None = None,
+        rows: str = "int8", reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
         """Loads the model of a preset, which is downloaded if it is not on this machine.
@@ -114,8 +117,12 @@ class Esa:
             method: the name in `esa methods` of a method that replaces the preset's.
             model: writes the answers from the passages that the preset finds, or runs its method.
             length: tokens of the documents, for methods that depend on it. cache: as --cache.
-            library: `Library()` is the user's own; with None, documents stay in memory.
-            reader: another model that writes the answers. reader_model: its name on a server.
+            library: where documents are looked up and stored; True is the user's own, and with
+                False or None documents stay in memory. keep: whether new ones are stored; None
+                means yes, but in the user's own library only token indexes, and no KV caches.
+            rows: the format of stored KV caches: `int8`, or `native` for exact copies.
+            reader: another model that writes the answers, as --reader: `ollama`, or a hub id.
+            reader_model: its name on a server. progress: called with (tokens done, all tokens).
 
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
@@ -125,16 +132,22 @@ class Esa:
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
         given = [] if model is None else [f"model={json.dumps(model)}"]
-        choice, events = None, IngestProgressRelay(progress)
+        choice, events = None, IngestProgressRelay(progress, must_store=keep is True)
         if reader is not None:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
         chosen = load_preset(name, [*given, *overrides])
         if method is None:
             chosen = choose_answer_source(chosen)
+        checked = check_before_loading(chosen, place, method=method, document_tokens=length)
+        if library is True:
+            from esa_cli.storage.library import Library
+
+            library = Library()
+            keep = checked.choose_storing(library, keep)
         return cls.from_checked_preset(
-            check_before_loading(chosen, place, method=method, document_tokens=length),
-            library=library, keep=keep, rows=rows, reader=choice, events=events,
+            checked, library=library or None, keep=keep is not False, rows=rows, reader=choice,
+            events=events,
         )  # fmt: skip
 
     @classmethod
@@ -253,6 +266,7 @@ class Esa:
 
         Args:
             source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
+                Of a folder or pattern `ask`, `find_passages` and `collect` take all files.
             progress: called while it is ingested, and with 0 while another process does so. Its
                 exceptions pass through; the library keeps what was stored until then.
 
@@ -262,15 +276,18 @@ class Esa:
         return self.documents.ingest(source, progress)
 
     def ask(
-        self, question: str, books: Sequence[Book], *, history: Sequence[Turn] = (),
+        self, question: str, books: AskedDocuments, *, history: Sequence[Turn] = (),
         max_new_tokens: int | None = None, temperature: float | None = None,
         top_p: float | None = None, seed: int | None = None, evidence: int = 3,
         on_text: Callable[[str], None] | None = None, thorough: bool = False,
         progress: Progress | None = None,
     ) -> Reply:  # fmt: skip
-        """Answers one question about one or more ingested documents.
+        """Answers one question about one or more documents.
 
         Args:
+            question: in any words. books: a `Book` of `ingest`, a path, a folder, a pattern or a
+                `Document`, or a list of these. What is no `Book` is opened as by `open`: a document
+                that is not in the library is searched by its words alone.
             history: earlier turns, oldest first. evidence: passages in the reply.
             max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they do not
                 change quotations, which are always the most probable.
@@ -290,7 +307,7 @@ class Esa:
         from esa_cli.qa.reading.reader import SamplingParams
 
         started, first = time.perf_counter(), list[float]()
-        books = _drop_duplicate_documents(books, "ask about")
+        books = self._open_books(question, books, "ask about")
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -401,24 +418,26 @@ class Esa:
             return self.spans.rank_passages(question, found, unmentioned, progress)
 
     def find_passages(
-        self, question: str, books: Sequence[Book], count: int | None = COUNT,
+        self, question: str, books: AskedDocuments, count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds the best passages for a question; see `PassageSearch.search_passages`. Raises
-        UsageError: there is no document, or the question is empty or too long."""
+        """Finds the best passages for a question in documents, which are given as to `ask`; see
+        `PassageSearch.search_passages`. Raises UsageError: there is no document, or the question is
+        empty or too long."""
+        placed = self.add_token_ranges(self._open_books(question, books, "search"))
         self.question_tokens(question)  # raises
         with self.run_without_method():
-            placed = self.add_token_ranges(_drop_duplicate_documents(books, "search"))
             return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
-        self, question: str, books: Sequence[Book], *, minimum: float | None = None,
+        self, question: str, books: AskedDocuments, *, minimum: float | None = None,
         every: bool = False, least: float | None = None, progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> Collection:  # fmt: skip
         """Returns an iterator over all places in documents that answer a question.
 
         Args:
+            books: as for `ask`.
             minimum: the minimum score in finding of a passage that is read again; see
                 `choose_passages_to_read`. every: all passages are read again.
             least: the minimum confidence of a place, by default `collecting.LEAST`; unused with
@@ -434,8 +453,8 @@ class Esa:
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
+        placed = self.add_token_ranges(self._open_books(question, books, "collect from"))
         self.spans.count_question_tokens(question)
-        placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():
             limits = minimum, every
             chosen = collecting.choose_passages_to_read(self.search, question, placed, *limits)
@@ -454,28 +473,53 @@ class Esa:
             after=after,
         )  # fmt: skip
 
-    def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """Returns an HTML page of the last answer, its evidence and the documents asked."""
+    def report(self, reply: Reply, question: str, books: Sequence[Book] | None = None) -> str:
+        """Returns an HTML page of the last answer, its evidence and the documents asked; `books`
+        are by default the documents of the last answer."""
         from esa_cli.qa.evidence import make_evidence_page
 
         asked, _ = self._get_token_weights_of_last_answer(books)
         return make_evidence_page(reply, question, asked)
 
-    def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
+    def heat_maps(self, books: Sequence[Book] | None = None) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer; duplicate documents are left out.
         Raises UsageError: the last answer was about other documents."""
         from esa_cli.qa.evidence import make_heat_maps
 
         return make_heat_maps(*self._get_token_weights_of_last_answer(books))
 
-    def _get_token_weights_of_last_answer(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+    def _get_token_weights_of_last_answer(
+        self, books: Sequence[Book] | None
+    ) -> tuple[list[Book], Tensor]:
         """Returns the documents of the last answer, and the weights (N,) of their N tokens. Raises
-        UsageError: the last answer was about other documents."""
-        books = _drop_duplicate_documents(books, "report on")
+        UsageError: the last answer was about other documents, or there is none."""
+        if books is None and self._last is not None:
+            books = self._last[0]
+        books = _drop_duplicate_documents(books or (), "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             wrong = "a report or heat map must be about the documents of the last answer"
             raise UsageError(wrong, "ask a question about the documents first")
         return self.add_token_ranges(books), self._last[1]
+
+    def _open_books(self, question: str, documents: AskedDocuments, purpose: str) -> list[Book]:
+        """Returns documents as books without duplicate texts; see `ask`. Raises UsageError: the
+        question is no text, there is no document, or something else is given as a document."""
+        from esa_cli.documents.document import read_documents
+        from esa_cli.qa.finding.passage_finder import Book
+
+        is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
+        if not isinstance(question, str) or (is_path and os.path.exists(question)):
+            given = f"the file {question}" if isinstance(question, str) else type(question).__name__
+            wrong = f"the question must be a text and come first, got {given}"
+            raise UsageError(wrong, 'for example: esa.ask("Who is Ahab?", "book.txt")')
+        is_one = is_path or not isinstance(documents, Iterable)
+        books, several = list[Book](), cast("Iterable[Any]", [documents] if is_one else documents)
+        for one in several:
+            if isinstance(one, str | os.PathLike):
+                books += map(self.open, read_documents([os.fspath(one)]))
+            else:
+                books.append(one if isinstance(one, Book) else self.open(one))
+        return _drop_duplicate_documents(books, purpose)
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of documents with the range of each one's tokens among all tokens."""

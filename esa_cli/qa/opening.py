@@ -26,7 +26,11 @@ from esa_cli.models.loading.quantization import (
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
-from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder_exist
+from esa_cli.qa.presets.preset import (
+    Preset,
+    check_adapter_and_finder_exist,
+    validate_preset_settings,
+)
 from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.system import machine
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
+    from esa_cli.storage.library import Library
 
 
 class LoadingObserver(Protocol):
@@ -226,6 +231,24 @@ def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILEN
     return models.fetch_model_folder(ref, progress=observer.show_stage, with_weights=False)
 
 
+def lower_context_to_window(
+    preset: Preset, model: str, observer: LoadingObserver, runs_method: bool
+) -> Preset:
+    """Returns the preset with a `context` of at most the window of a model, which a note says.
+    Raises PresetError: the window is too small for a method that runs. ModelError, ResourceError:
+    the model's config.json cannot be fetched."""
+    folder = fetch_config_and_tokenizer(preset.model_copy(update={"model": model}), observer)
+    longest = read_language_model_settings(folder).get("max_position_embeddings")
+    if not longest or preset.context <= longest:
+        return preset
+    smaller = preset.model_copy(update={"context": longest})
+    if runs_method:
+        validate_preset_settings(smaller.name, smaller.model_dump(exclude={"name"}))
+    window = f"{longest:,} tokens, the window of {models.parse_reference(model).name}"
+    observer.show_note(f"esa: the context is {window}, not {preset.context:,}", dim=False)
+    return smaller
+
+
 def can_model_run_methods(
     preset: Preset, observer: LoadingObserver = SILENT, *, import_transformers: bool = True
 ) -> bool:
@@ -292,6 +315,11 @@ class CheckedPreset:
         weights += self.index.weights
         return TokenIndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
+    def choose_storing(self, library: Library, keep: bool | None) -> bool:
+        """Whether documents are stored in the library: as `keep` says, or if it is None, token
+        indexes if the library can be written, and no KV caches."""
+        return self.index is not None and library.is_writable if keep is None else keep
+
     def load_models(
         self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
     ) -> tuple[models.LoadedModel, Reader | None]:
@@ -303,10 +331,13 @@ class CheckedPreset:
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check_memory_suffices(1)
-        place, reader = self.model.place, None
+        place = self.model.place
+        reader: Reader | None = None
         if choice is not None and choice.address is not None:
-            reader = choice.open_reader()
-            to = f"{reader.name} at {choice.address.url}"
+            reader = server = choice.open_server()
+            to = f"{server.name} at {choice.address.url}"
+            if server.chosen_of > 1:
+                to += f", one of {server.chosen_of} models (--reader ...#MODEL names another)"
             observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
         if self.index is not None and self.index.server:
             to = f"{self.index.name} at {self.index.server}"
@@ -344,6 +375,8 @@ def check_before_loading(
     needs_length = resolved_preset.method_needs_document_length
     if method is not None and documents and needs_length(method, preset):
         applied = resolved_preset.replace_method(method, preset)
+        preset = lower_context_to_window(preset, applied.model, observer, True)
+        applied = resolved_preset.replace_method(method, preset)
         model = fetch_and_check_model(applied, placement, observer)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
         document_tokens = sum(len(text.ids) for text in texts)
@@ -353,6 +386,10 @@ def check_before_loading(
     index = read_finder_sizes(resolved.preset, observer.show_stage)
     runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
     runs_methods = runs or (index is not None and index.layers > 0)
+    if runs_methods:
+        fitting = lower_context_to_window(preset, resolved.preset.model, observer, runs)
+        if fitting is not preset:
+            resolved = resolved_preset.resolve_preset(fitting, (), method, document_tokens)
     model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
         device, dtype = placement.device, placement.dtype

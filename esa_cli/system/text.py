@@ -86,7 +86,8 @@ def replace_lone_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {name: replace_lone_surrogates(part) for name, part in value.items()}
+        parts = ((replace_lone_surrogates(name), part) for name, part in value.items())
+        return {name: replace_lone_surrogates(part) for name, part in parts}
     if isinstance(value, list):
         return [replace_lone_surrogates(part) for part in value]
     return value

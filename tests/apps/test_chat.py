@@ -47,7 +47,7 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
         Turn("three", "You asked: three"),
         Turn("four", "You asked: four"),
     ]
-    assert lines.forgotten == 2
+    assert lines.talk.forgotten == 2
     assert [question for question, _ in lines.record] == ["one", "two", "three", "four", "five"]
     assert capsys.readouterr().err.count("has grown long") == 1
 

@@ -70,11 +70,50 @@ def test_docx_hidden_places_of_text() -> None:
         header1=make.word_part("hdr", make.paragraph("running")),
         footer1=make.word_part("ftr", "<w:p/>"),
     )
-    assert found.text == "control\n\nlink new [note: small]x=1\n\nbox\n"
-    assert found.missing == (
-        "headers and footers are left out",
-        "2 comments in the margin are left out",
+    assert found.text == "control\n\nlink new [note: small]x=1\n\nbox\n\nrunning\n"
+    assert found.missing == ("2 comments in the margin are left out",)
+
+
+def test_docx_headers_and_footers_are_read_once() -> None:
+    p = make.paragraph
+    field = "<w:p><w:r><w:t>Page </w:t><w:instrText>PAGE</w:instrText><w:t>3</w:t></w:r></w:p>"
+    found = word(
+        p("Head", "H1"), p("text"),
+        header1=make.word_part("hdr", p("Contract no. 4711") + field),
+        header2=make.word_part("hdr", p("Contract no. 4711")),
+        footer1=make.word_part("ftr", p("Kiel office") + field),
+    )  # fmt: skip
+    assert found.text == "1 Head\n\ntext\n\nContract no. 4711\nKiel office\n"
+    assert at(found, "4711") == (None, "Headers and footers")
+
+
+def test_docx_rows_have_the_names_of_their_columns() -> None:
+    rows = [("Town", "Contact", "Since"), ("Kiel", "Ann", "2003"), ("Ulm", "", "1999")]
+    named = "Town: Kiel; Contact: Ann; Since: 2003\nTown: Ulm; Since: 1999\n"
+    assert word(make.word_table(rows)).text == named
+    # The same words without numbers may be a table without a heading, unless it is marked.
+    words = [("Town", "Contact"), ("Kiel", "Ann"), ("Ulm", "Bo")]
+    assert word(make.word_table(words)).text == "Town | Contact\nKiel | Ann\nUlm | Bo\n"
+    marked = make.word_table(words, "<w:trPr><w:tblHeader/></w:trPr>")
+    assert word(marked).text == "Town: Kiel; Contact: Ann\nTown: Ulm; Contact: Bo\n"
+    bold = marked.replace("<w:trPr><w:tblHeader/></w:trPr>", "")
+    for cell in words[0]:
+        bold = bold.replace(
+            f'<w:r><w:t xml:space="preserve">{cell}',
+            f'<w:r><w:rPr><w:b/></w:rPr><w:t xml:space="preserve">{cell}',
+        )
+    assert word(bold).text == word(marked).text
+
+
+def test_docx_row_of_a_table_is_on_its_page() -> None:
+    rows = make.word_table(
+        [("Town", "Contact", "Since"), ("Kiel", "Ann", "2003"), ("Ulm", "Bo", "9")]
     )
+    rows = rows.replace(
+        '<w:t xml:space="preserve">Ulm', f'{make.PAGE}<w:t xml:space="preserve">Ulm'
+    )
+    found = word(rows)
+    assert (at(found, "Kiel")[0], at(found, "Town: Ulm")[0]) == (1, 2)
 
 
 def test_docx_exponents_are_told_from_digits() -> None:

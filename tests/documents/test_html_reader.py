@@ -24,7 +24,7 @@ def test_html_paragraphs_lists_tables() -> None:
     )
     assert found.text == (
         "Head ing\n\nOne two\nthree & four\n\n- a\n- b\n\n3. c\n4. d\n\n"
-        "x | y\n1 | 2\n\n  if x:\n    y\n\na [picture: a cat] b\n"
+        "x: 1; y: 2\n\n  if x:\n    y\n\na [picture: a cat] b\n"
     )
     assert chapters(found) == [("Head ing", "Head ing")]
 
@@ -105,6 +105,9 @@ def test_xhtml_is_read_as_xml() -> None:
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><head><title>T</title></head><body>X</body></html>'
     broken = page.replace("X", "<p>a & b</p>").replace("<title>T</title>", "<title/>")
     assert text_of(broken, "a.xhtml") == "a & b\n"
+    for dtd in ("<!DOCTYPE html>", "<!DOCTYPE html [<!ENTITY a 'b'>]>", "<!DOCTYPE x 'y' [\n] >"):
+        sections = f"{dtd}{page}".replace("X", "<p>a<![CDATA[ <b> & ]]>c</p>]><![CDATA[d]]>")
+        assert text_of(sections, "a.xhtml") == "a <b> & c\n\n]>d\n"
 
 
 @pytest.mark.parametrize(
@@ -126,3 +129,13 @@ def test_formulas(formula: str, expected: str) -> None:
     out = TextBuilder()
     write_html_text(root, out)
     assert out.result().text == expected + "\n"
+
+
+def test_html_rows_have_the_names_of_their_columns() -> None:
+    head = "<table><tr><th>Town<th colspan=2>Trains<tr>"
+    assert html(f"{head}<td>Ulm<td>9<td>10</table>").text == "Town: Ulm; Trains: 9; Trains: 10\n"
+    assert html(f"{head}<th>Ulm<td colspan={'9' * 9999}>9").text == "Town: Ulm; Trains: 9\n"
+    # Cells over several rows, two rows of names, and tables inside tables keep their form.
+    assert html(f"{head}<td rowspan=2>Ulm<td>9").text == "Town | Trains\nUlm | 9\n"
+    assert html(f"{head}<th>a<th>b<tr><td>1<td>2").text == "Town | Trains\na | b\n1 | 2\n"
+    assert " | " in html(f"{head}<td><table><tr><td>x<td>y</table><td>9").text

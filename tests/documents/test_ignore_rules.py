@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from properties import seeds
 
 from esa_cli.documents.sources import MAX_IGNORE_BYTES, GitignoreRules, find_readable_files
 
@@ -31,23 +34,31 @@ def drawn(draw: random.Random) -> str:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the peer")
-@pytest.mark.parametrize("seed", range(4))
-def test_as_git_ignores(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+def test_as_git_ignores(tmp_path: Path) -> None:
+    for number, seed in enumerate(seeds(4)):
+        (root := tmp_path / str(number)).mkdir()
+        ignores_as_git(root, random.Random(seed))
+        shutil.rmtree(root)
+
+
+def ignores_as_git(root: Path, draw: random.Random) -> None:
     folders = ["", *(f"{draw.choice(NAMES)}/" for _ in range(3))]
     folders += [f"{folder}{draw.choice(NAMES)}/" for folder in folders[1:]]
     paths = sorted({folder + name for folder in folders for name in NAMES} - {""})
     for folder in folders:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for path in paths:
-        if not (tmp_path / path).exists():
-            (tmp_path / path).write_text("x")
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+        if not (root / path).exists():
+            (root / path).write_text("x")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
     for _ in range(12):
-        for folder in folders[:3]:
-            lines = [drawn(draw) for _ in range(draw.randrange(1, 5))]
-            (tmp_path / folder / ".gitignore").write_bytes("\n".join(lines).encode())
-        assert read(tmp_path) == read_by_git(tmp_path)
+        rules = {
+            folder: "\n".join(drawn(draw) for _ in range(draw.randrange(1, 5)))
+            for folder in dict.fromkeys(folders[:3])
+        }
+        for folder, lines in rules.items():
+            (root / folder / ".gitignore").write_bytes(lines.encode())
+        assert read(root) == read_by_git(root), rules
 
 
 def read(root: Path) -> set[str]:
@@ -76,6 +87,23 @@ def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
     rules, start = GitignoreRules(str(tmp_path)), time.process_time()
     assert not rules.is_ignored(str(tmp_path / name), is_folder=False)
     assert time.process_time() - start < 1
+
+
+LINES = st.text(st.sampled_from("ab*?[]!^-\\/. #\r\n\0é\udcff"), max_size=60) | st.text(max_size=20)
+
+
+@given(LINES, st.integers(1, 400))
+@example("a*" * 30 + "b", 1)
+@example("!", 1)
+@example("[z-a]", 99)
+def test_any_lines_are_rules_and_take_no_time(tmp_path: Path, lines: str, times: int) -> None:
+    data = (lines * times).encode("utf-8", "surrogateescape")
+    (tmp_path / ".gitignore").write_bytes(data)
+    start = time.process_time()
+    rules = GitignoreRules(str(tmp_path))
+    for name in ("a" * 250, "a/" * 100 + "b", "\n"):
+        rules.is_ignored(str(tmp_path / name), is_folder=False)
+    assert time.process_time() - start < 3
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:

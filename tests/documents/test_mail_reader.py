@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 
 import pytest
-from reader_checks import refused
+import sample_files as make
+from reader_checks import at, refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText, Mark
@@ -36,9 +37,10 @@ HEAD = "From: Ann <ann@x.org>\nSubject: Trip\n\n"
 LOGO = f"Content-Type: image/png\r\nContent-ID: <l>\r\n\r\n{PICTURE}"
 
 
-def attached(name: str, kind: str = "application/pdf") -> str:
+def attached(name: str, kind: str = "application/octet-stream", data: bytes = b"\0" * 3) -> str:
     how = f"Content-Disposition: attachment; filename={name}"
-    return f"Content-Type: {kind}\r\n{how}\r\nContent-Transfer-Encoding: base64\r\n\r\nAAAA"
+    coded = base64.b64encode(data).decode()
+    return f"Content-Type: {kind}\r\n{how}\r\nContent-Transfer-Encoding: base64\r\n\r\n{coded}"
 
 
 def test_mail_fields_and_text() -> None:
@@ -87,11 +89,54 @@ def test_mail_in_several_forms_is_read_in_one() -> None:
     assert declared.text == f"{HEAD}да\n"
 
 
+def test_mail_attached_files_are_chapters() -> None:
+    """Files of several formats, an attached mail with an attached file, and a file with a password;
+    other files are named."""
+    pdf, locked = make.pdf(["bill 17", "paid"]), make.pdf(["secret"], locked=True)
+    word, note = make.docx(make.paragraph("trip")), attached("n.txt", data=b"low")
+    inner = f"From: Bo\r\nSubject: Old\r\nMIME-Version: 1.0\r\n{parts(note)}"
+    found = of(
+        PLAIN, attached("bill.pdf", data=pdf), attached("t.docx", data=word),
+        attached("a.bin", "text/plain", b"words"), attached("old.eml", data=inner.encode()),
+        attached("locked.pdf", data=locked), attached("x.zip", data=b"PK\3\4"),
+        attached("k.rtf", "text/rtf", b"{rtf}"),
+    )  # fmt: skip
+    gate = "We leave at nine, from the old gate."
+    assert found.text == (
+        f"{HEAD}{gate}\n\nbill 17\n\npaid\n\ntrip\n\nwords\n\nFrom: Bo\nSubject: Old\n\nlow\n"
+    )
+    placed = [
+        at(found, words) for words in ("nine", "bill 17", "paid", "trip", "words", "Bo", "low")
+    ]
+    assert placed == [
+        (None, "Trip"), (1, "bill.pdf"), (2, "bill.pdf"), (None, "t.docx"), (None, "a.bin"),
+        (None, "Old"), (None, "n.txt"),
+    ]  # fmt: skip
+    assert found.missing == (
+        "attached files are not read: x.zip, k.rtf",
+        "an attached file is not read: the document locked.pdf is protected by a password",
+    )
+
+
+def test_mail_attached_files_are_limited() -> None:
+    found = of(*(attached(f"{n}.txt", data=b"w%d" % n) for n in range(102)))
+    assert "w99" in found.text
+    assert found.missing == ("attached files are not read: 100.txt, 101.txt",)
+    nested = b"From: a\nSubject: deepest\n\nx"
+    for depth in range(4):
+        inside = parts(attached("m.eml", data=nested))
+        nested = f"From: a\r\nSubject: s{depth}\r\nMIME-Version: 1.0\r\n{inside}".encode()
+    deep = readers.extract_text(nested, "a.eml")
+    assert "s0" in deep.text
+    assert "deepest" not in deep.text
+    assert deep.missing == ("attached files are not read: m.eml",)
+
+
 def test_mail_attached_files_are_named() -> None:
-    names = [f"{n}.pdf" for n in range(22)]
-    found = of(PLAIN, attached("a.txt", "text/plain"), *map(attached, names), LOGO, LOGO)
+    names = [f"{n}.bin" for n in range(22)]
+    found = of(PLAIN, attached("a.zip"), *map(attached, names), LOGO, LOGO)
     assert found.text == f"{HEAD}We leave at nine, from the old gate.\n"
-    listed = ", ".join(["a.txt", *names[:19]])
+    listed = ", ".join(["a.zip", *names[:19]])
     assert found.missing == (
         f"attached files are not read: {listed} and 3 more", "pictures are left out: 2",
     )  # fmt: skip
@@ -110,6 +155,13 @@ def test_mail_inside_a_mail_is_a_chapter_of_its_own() -> None:
     packed = base64.b64encode(inner.encode()).decode()
     kind = "Content-Type: message/rfc822\r\nContent-Transfer-Encoding: base64\r\n\r\n"
     assert of(PLAIN, kind + packed, PLAIN) == found
+
+
+def test_mail_that_is_a_part_of_a_longer_one_says_so() -> None:
+    found = mail("Subject: Long\r\n\r\nFirst", "Content-Type: message/partial; number=1; total=2")
+    assert "First" in found.text
+    assert len(found.missing) == 1
+    assert "parts of a longer mail" in found.missing[0]
 
 
 def test_mail_is_told_by_content_where_no_name_is() -> None:

@@ -65,8 +65,17 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
     assert said == [
         "docs: 6 files to read; left out: 2 binary (data.bin, logo.png), 1 empty (empty.txt), "
         "1 folder ignored by .gitignore, 1 folder that links elsewhere (away), 4 hidden, "
-        "1 ignored by .gitignore, 2 that links elsewhere (out.txt, same.txt)"
+        "1 ignored by .gitignore, 2 that link elsewhere (out.txt, same.txt)"
     ]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_several_pipes_are_left_out(tree: Path) -> None:
+    said: list[str] = []
+    for name in ("one", "two"):
+        os.mkfifo(tree / "other" / name)
+    assert expand(["other"], said.append) == ["other/d.txt"]
+    assert said == ["other: 1 file to read; left out: 2 neither file nor folder (one, two)"]
 
 
 def test_patterns_mean_what_those_of_glob_do(tree: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,19 +15,21 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import adapter_rank, new_adapter, save_adapter
-from model_files import change, folder, tiny_gguf
+from model_files import change, folder, home, tiny_gguf
+from properties import seeds
 from safetensors.torch import load_file, save_file
 
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
-from esa_cli.models.text_passes.text_forward import CONFIG, LoraAdapter
+from esa_cli.models.files.gguf_file import GgufFile
+from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.preset import Prompt
 
-__all__ = ["folder", "tiny_gguf"]
+__all__ = ["folder", "home", "tiny_gguf"]
 VALUES = (
     None, True, "x", "4", "", [], [1], {}, {"a": 1}, 0, -1, 1, 7, 1.5, 1e-9, -0.5, 1e308,
     float("nan"), float("inf"), 2**31, 10**12, 10**40,
@@ -34,11 +37,16 @@ VALUES = (
 
 
 @contextmanager
-def refused_or_quick(seconds: float = 20) -> Iterator[None]:
+def refused_or_quick(drawn: object = "", seconds: float = 20) -> Iterator[None]:
+    """What a test has drawn is in the message of its failure."""
     start = time.process_time()
-    with suppress(ModelError, ResourceError):
-        yield
-    assert time.process_time() - start < seconds
+    try:
+        with suppress(ModelError, ResourceError):
+            yield
+    except Exception as error:
+        error.add_note(str(drawn))
+        raise
+    assert time.process_time() - start < seconds, drawn
 
 
 def open_model(folder: Path) -> Any:
@@ -54,20 +62,57 @@ def open_model(folder: Path) -> Any:
     return loaded
 
 
+FORMS: dict[int, tuple[str, tuple[Any, ...]]] = {
+    4: ("<I", (0, 1, 2, 3, 100_000, 2**31, 2**32 - 1)),
+    6: ("<f", (0.0, -1.0, 1e-9, 1e30, float("nan"), float("inf"))),
+}
+"""GGUF's kind of a number -> its form, and values."""
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_settings_of_any_value(folder: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    file = folder / draw.choice(("config.json", *SETTINGS))
-    settings = json.loads(file.read_text("utf-8"))
-    for _ in range(draw.choice((1, 1, 2))):
-        inner = draw.choice((settings, settings.get("rope_parameters") or settings))
-        inner[draw.choice(sorted(inner))] = draw.choice(VALUES)
-    file.write_text(json.dumps(settings), "utf-8")
-    with refused_or_quick():
-        open_model(folder)
+def test_settings_of_any_value(folder: Path) -> None:
+    for seed in seeds(30):
+        draw = random.Random(seed)
+        file = folder / draw.choice(("config.json", *SETTINGS))
+        before = file.read_text("utf-8")
+        settings = json.loads(before)
+        places = (settings, settings.get("rope_parameters") or settings)
+        for _ in range(draw.choice((1, 1, 2))):
+            inner = draw.choice(places)
+            inner[draw.choice(sorted(inner))] = draw.choice(VALUES)
+        file.write_text(json.dumps(settings), "utf-8")
+        with refused_or_quick(settings):
+            open_model(folder)
+        file.write_text(before, "utf-8")
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "tokenizer.json"])
+def test_settings_that_are_no_object(folder: Path, name: str) -> None:
+    for text in ("[" * 100_000, '{"a":' * 100_000, "[]", "9" * 5000, "", "NaN"):
+        (folder / name).write_text(text, "utf-8")
+        with refused_or_quick(text[:9]):
+            open_model(folder)
+
+
+def test_gguf_headers_of_any_value(tiny_gguf: Path, tmp_path: Path) -> None:
+    """A number of the header, or some of its bytes."""
+    content = tiny_gguf.read_bytes()
+    keys = sorted({key for key in GgufFile(tiny_gguf).metadata if key.startswith("llama.")})
+    for seed in seeds(20):
+        draw, bad = random.Random(seed), bytearray(content)
+        key = draw.choice(keys)
+        at = content.index(key.encode()) + len(key)
+        if bad[at] in FORMS and draw.random() < 0.7:
+            form, values = FORMS[bad[at]]
+            struct.pack_into(form, bad, at + 4, value := draw.choice(values))
+        else:
+            key, value = "bytes", draw.sample(range(6000), draw.choice((1, 3)))
+            for at in value:
+                bad[at] = draw.randrange(256)
+        path = tmp_path / f"{seed}.gguf"
+        path.write_bytes(bad)
+        with refused_or_quick((seed, key, value)):
+            open_model(models.fetch_model_folder(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +169,27 @@ def test_adapter_settings(adapter: Any, changed: dict[str, Any]) -> None:
     change(path / CONFIG, **changed)
     with pytest.raises(ModelError):
         load()
+
+
+def test_adapters_of_any_value(adapter: Any) -> None:
+    path, load = adapter
+    settings, weights = json.loads((path / CONFIG).read_text()), (path / WEIGHTS).read_bytes()
+    for seed in seeds(20):
+        draw, changed, bad = random.Random(seed), dict(settings), bytearray(weights)
+        if draw.random() < 0.5:
+            changed[draw.choice(sorted(changed))] = draw.choice(VALUES)
+        else:
+            for at in draw.sample(range(4000), 3):
+                bad[at] = draw.randrange(256)
+        (path / CONFIG).write_text(json.dumps(changed))
+        (path / WEIGHTS).write_bytes(bad)
+        with refused_or_quick((seed, changed)):
+            for pair in load().matrices.values():
+                assert all(matrix.isfinite().all() for matrix in pair)
+    for text in ("[" * 100_000, "[]", "{}", ""):
+        (path / CONFIG).write_text(text)
+        with pytest.raises(ModelError):
+            load()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

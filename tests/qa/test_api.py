@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import HistoryError, ResourceError, UsageError
+from esa_cli.errors import DiskError, DocumentError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
@@ -317,3 +317,79 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
         rows = one.add_token_ranges([book])[0].rows
     assert len(rows) == len(book.spans)
+
+
+def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    gate, boat = files(tmp_path)
+    with esa(loaded, library, "answer.from=text") as one:
+        book = one.ingest(gate)
+        want = one.ask(QUESTION, [book])
+        alone = Document("gate.txt", TEXT, gate, "utf-8", len(TEXT))
+        for asked in (book, (book,), gate, Path(gate), alone, [gate, book], iter([book])):
+            reply = one.ask(QUESTION, asked)
+            assert (reply.text, reply.evidence) == (want.text, want.evidence)
+        assert one.report(reply, QUESTION) == one.report(reply, QUESTION, [book])
+        assert [one.document for one in one.heat_maps()] == ["gate.txt"]
+        pattern = str(tmp_path / "*.txt")
+        for name in ("gate", "boat"):
+            assert one.find_passages(name, pattern)[0].document == f"{name}.txt"
+        assert [one.document for one in one.collect(QUESTION, gate)] == [
+            one.document for one in one.collect(QUESTION, [book])
+        ]
+        assert one.ask(QUESTION, [book, boat]).read is False
+        for given in (None, 3, [book, None], {gate: 1}.items()):
+            with pytest.raises(UsageError, match="a document must be a path or a Document"):
+                one.ask(QUESTION, given)  # type: ignore[arg-type]
+        with pytest.raises(
+            UsageError, match="question must be a text and come first, got list"
+        ) as caught:
+            one.ask([book], QUESTION)  # type: ignore[arg-type]
+        assert "esa.ask(" in caught.value.hint
+        with pytest.raises(UsageError, match="there is no document"):
+            one.ask(QUESTION, [])
+        with pytest.raises(UsageError, match="got list"):
+            one.ingest([gate])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="got the file"):
+            one.ask(gate, QUESTION)
+        with pytest.raises(DocumentError):
+            one.ask(QUESTION, "gone.txt")
+
+
+def test_a_report_needs_an_answer(loaded: Any) -> None:
+    with esa(loaded, None) as one, pytest.raises(UsageError, match="no document to report on"):
+        one.heat_maps()
+
+
+def test_the_own_library_is_used_as_on_the_command_line(
+    loaded: Any, finder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, boat = files(tmp_path)
+    indexed = ["answer.from=text", f"answer.finder={finder}"]
+    how: Any = {"device": "cpu", "dtype": "float32"}
+    with Esa.load("tiny-random", indexed, library=False, **how) as one:
+        assert one.ingest(gate).entry is None
+    assert not Library().exists
+    with Esa.load("tiny-random", indexed, **how) as one:
+        assert one.ingest(gate).entry is not None
+    with Esa.load("tiny-random", indexed, **how) as one:
+        assert one.ask(QUESTION, gate).read, "it is in the library"
+        assert not one.ask(QUESTION, boat).read
+    before = len(list(Library().entries()))
+    with Esa.load("tiny-random", **how) as one:
+        assert one.ingest(boat).entry is None, "a KV cache is large"
+    with Esa.load("tiny-random", keep=True, **how) as one:
+        assert one.ingest(boat).entry is not None
+    assert len(list(Library().entries())) == before + 1
+
+    def full(*given: object, **named: object) -> None:
+        raise DiskError("the disk is full", "")
+
+    monkeypatch.setattr(Library, "open_writer", full)
+    (tmp_path / "new.txt").write_text(TEXT + OTHER)
+    notice = pytest.warns(UserWarning, match="new.txt is not stored: the disk is full")
+    with Esa.load("tiny-random", indexed, **how) as one, notice:
+        assert one.ingest(str(tmp_path / "new.txt")).read
+    with Esa.load("tiny-random", indexed, keep=True, **how) as one, pytest.raises(DiskError):
+        one.ingest(str(tmp_path / "new.txt"))

@@ -12,7 +12,14 @@ from finder_asker import asker as asker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import ABOVE, Book, Passage, PassageSearch, add_token_ranges
+from esa_cli.qa.finding.passage_finder import (
+    ABOVE,
+    WORDLESS,
+    Book,
+    Passage,
+    PassageSearch,
+    add_token_ranges,
+)
 from esa_cli.qa.presets.preset import load_preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
@@ -87,6 +94,18 @@ def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
     reply = asker.ask("zeppelin", [read], evidence=8)
     alone = asker.find_passages("zeppelin", [read], count=asker.preset.answer.passages, minimum=0.0)
     assert {(e.start, e.end) for e in reply.evidence} <= {(one.start, one.end) for one in alone}
+
+
+def test_improbable_passages_without_a_word_do_not_fit(asker: Esa) -> None:
+    text = STORY + "".join(f"Nothing {n} happens. And {n} is over. " for n in range(300))
+    read = asker.ingest(book(text).document)
+    every = asker.find_passages("Ahab", [read], count=1000, minimum=0.0)
+    probable = [one for one in every if "Ahab" in one.text or (one.probability or 0) >= WORDLESS]
+    assert 0 < len(probable) < len(every)
+    # A window that does not fit no longer hides the windows that it overlaps.
+    kept = asker.find_passages("Ahab", [read], count=1000)
+    assert {one.start for one in probable} <= {one.start for one in kept}
+    assert all("Ahab" in one.text or (one.probability or 0) >= WORDLESS for one in kept)
 
 
 def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:

@@ -7,15 +7,17 @@ A test that imports this has them.
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("ESA_SOAK_EXAMPLES", "0"))
+FEW = 30
 settings.register_profile(
     "esa",
-    max_examples=EXAMPLES or 30,
+    max_examples=EXAMPLES or FEW,
     derandomize=not EXAMPLES,
     print_blob=bool(EXAMPLES),
     database=None,
@@ -27,6 +29,15 @@ settings.register_profile(
     ],
 )
 settings.load_profile("esa")
+
+
+def seeds(count: int) -> list[int]:
+    """Seeds of a test that draws by itself: `count`; in a soak as many times more as of properties,
+    and others each time."""
+    if not EXAMPLES:
+        return [*range(count)]
+    return [random.randrange(1 << 30) for _ in range(count * max(1, EXAMPLES // FEW))]
+
 
 WORDS = st.sampled_from(["", " ", "0", "-1", "x", "name", "null", "{question}", "\0", "\x1b[31m",
                          "\ud800", "é\n", "..", "/", "a" * 300])  # fmt: skip

@@ -76,6 +76,37 @@ def form(*annotations: str) -> bytes:
     return assembled(objects)
 
 
+def pdf_page(content: str) -> bytes:
+    """A PDF of one page with this content; the font /F is Helvetica."""
+    data = content.encode("latin-1")
+    return assembled(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Count 1 /Kids [5 0 R] >>",
+            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(data), data),
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents 4 0 R"
+            b" /Resources << /Font << /F 3 0 R >> >> >>",
+        ]
+    )
+
+
+def pdf_table(
+    rows: Sequence[Sequence[str]], title: str, *, ruled: bool = True, more: str = ""
+) -> bytes:
+    """A PDF of one page with a title, a table with cells of 110 x 20 points, and a line below."""
+    content = [f"BT /F 14 Tf 1 0 0 1 50 760 Tm ({title}) Tj ET"]
+    for y, row in zip(range(720, 0, -20), rows, strict=False):
+        for x, cell in zip(range(54, 600, 110), row, strict=False):
+            content.append(f"BT /F 10 Tf 1 0 0 1 {x} {y} Tm ({cell}) Tj ET")
+    bottom, right = 734 - 20 * len(rows), 50 + 110 * len(rows[0])
+    if ruled:
+        content += [f"50 {y} m {right} {y} l S" for y in range(734, bottom - 1, -20)]
+        content += [f"{x} 734 m {x} {bottom} l S" for x in range(50, right + 1, 110)]
+    content.append(f"BT /F 12 Tf 1 0 0 1 50 {bottom - 30} Tm (Tickets are sold on board.) Tj ET")
+    return pdf_page("\n".join([*content, more]))
+
+
 def _content(text: str) -> bytes:
     lines = [
         b"1 0 0 1 50 %d Tm (%s) Tj" % (760 - 20 * row, line.encode("latin-1"))
@@ -171,6 +202,15 @@ def paragraph(text: str, style: str = "", before: str = "", properties: str = ""
     named = f'<w:pStyle w:val="{style}"/>' if style else ""
     inner = f'<w:r>{before}<w:t xml:space="preserve">{text}</w:t></w:r>'
     return f"<w:p><w:pPr>{named}{properties}</w:pPr>{inner}</w:p>"
+
+
+def word_table(rows: Sequence[Sequence[str]], properties: str = "") -> str:
+    """A table of a Word document; `properties` stand in its first row."""
+    written = []
+    for number, row in enumerate(rows):
+        cells = "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row)
+        written.append(f"<w:tr>{'' if number else properties}{cells}</w:tr>")
+    return f"<w:tbl>{''.join(written)}</w:tbl>"
 
 
 PAGE = "<w:lastRenderedPageBreak/>"

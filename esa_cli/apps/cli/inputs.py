@@ -22,27 +22,46 @@ Line = str | UsageError
 def split_off_question(
     arguments: Sequence[str] | None, command_name: str, *, documents_optional: bool = False
 ) -> tuple[list[str], str]:
-    """Splits arguments into documents and the question, which comes last. Raises UsageError: the
-    question is missing, or, unless `documents_optional`, the document."""
+    """Splits arguments into documents and the question, which comes last, or anywhere if it alone
+    is no document. Raises UsageError: the question is missing or has no quotes, or, unless
+    `documents_optional`, the document is missing."""
     *documents, question = arguments or [""]
-    wrong = ""
-    if _is_existing_path(question) or question == "-":
+    others = [one for one in documents if not _is_document(one) and not _looks_like_file(one)]
+    if _is_document(question) and len(others) == 1:
+        documents = [one for one in [*documents, question] if one != others[0]]
+        question = others[0]
+    example, wrong = 'book.txt "Who is Ahab?"', ""
+    if _is_document(question):
         wrong = f"the question is missing after the document {question}"
+    elif (
+        others
+        and others == documents[-len(others) :]
+        and (documents_optional or len(others) < len(documents))
+    ):
+        wrong = f"there is no document {others[0]}; a question of several words needs quotes"
+        kept = ["--library"] * documents_optional + documents[: -len(others)]
+        example = " ".join([*kept, f'"{" ".join([*others, question])}"'])
     elif not (documents or documents_optional) or not question.strip():
         what = "a question" if documents_optional else "a document and a question"
         wrong = f"{what} must be given, got {question!r}"
     elif has_lone_surrogate(question):
         wrong = "the question must be UTF-8"
     if wrong:
-        raise UsageError(wrong, f'for example: esa {command_name} book.txt "Who is Ahab?"')
+        raise UsageError(wrong, f"for example: esa {command_name} {example}")
     return documents, question
 
 
-def _is_existing_path(argument: str) -> bool:
+def _is_document(argument: str) -> bool:
+    """Whether an argument is standard input, or the path of a file or folder."""
     try:
-        return bool(argument) and Path(argument).exists()
+        return argument == "-" or (bool(argument) and Path(argument).exists())
     except (OSError, ValueError):  # a question may be too long for a path
         return False
+
+
+def _looks_like_file(argument: str) -> bool:
+    """Whether an argument that is no path was meant as one, or is a pattern."""
+    return not any(map(str.isspace, argument)) and any(sign in argument for sign in "./\\*")
 
 
 def read_documents(

@@ -134,10 +134,10 @@ def open_model(
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
-    library, stores = library or Library(), ready.index is not None if keep is None else keep
-    if stores and keep is None and not library.is_writable:
+    library = library or Library()
+    stores = ready.choose_storing(library, keep)
+    if keep is None and ready.index is not None and not stores:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
-        stores = False
     display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(import_if_needed=False),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
@@ -213,7 +215,7 @@ class McpDocumentTools:
     def list_documents(self, arguments: ListToolArguments) -> Result:
         listed = allowed_documents.make_documents_json(self.documents)
         part = arguments.containing.casefold()
-        how = {"stored": "read", "synced": "words", "file": "file"}
+        how = {"given": "read", "stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
              "how": how[one["kind"]]}
@@ -287,10 +289,8 @@ def _make_mcp_tool(name: str, title: str, arguments_class: type[ToolArguments]) 
     )
 
 
-@contextmanager
-def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
-    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
-    worker = JobThread(MAX_WAITING)
+def make_mcp_server(tools: McpDocumentTools, worker: JobThread) -> Server[Any]:
+    """Makes an MCP server with the tools, which run in the worker where they use the model."""
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindToolArguments, tools.find_passages),
         ("ask", "Ask documents", AskToolArguments, tools.ask_documents),
@@ -338,11 +338,18 @@ def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
         content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
         return types.CallToolResult(content=[content], structured_content=data)
 
+    return Server(
+        "esa", version=__version__, title="esa: long documents", instructions=INSTRUCTIONS,
+        on_list_tools=list_tools, on_call_tool=call_tool,
+    )  # fmt: skip
+
+
+@contextmanager
+def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
+    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
+    worker = JobThread(MAX_WAITING)
     try:
-        yield Server(
-            "esa", version=__version__, title="esa: long documents", instructions=INSTRUCTIONS,
-            on_list_tools=list_tools, on_call_tool=call_tool,
-        )  # fmt: skip
+        yield make_mcp_server(tools, worker)
     finally:
         worker.cancel_all_jobs(END_WITHIN_S)
 
@@ -382,12 +389,27 @@ async def _run_tool_in_worker(
         raise UsageError("too many tool calls are waiting already", "try again later") from None
 
 
+class McpMessageLines(TextIOWrapper):
+    """The lines of a client's JSON messages, with U+FFFD in place of each lone surrogate (half an
+    emoji, for example), because the SDK would leave such a message without an answer."""
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(size)
+        if r"\ud" in line.lower():
+            with suppress(ValueError, RecursionError):  # no JSON: the SDK says so
+                line = json.dumps(replace_lone_surrogates(json.loads(line))) + "\n"
+        return line
+
+
 def serve_mcp_on_standard_streams(tools: McpDocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
     SDK redirects all other prints from standard output to standard error."""
 
+    stdin = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+    lines = McpMessageLines(stdin, encoding="utf-8", errors="replace")
+
     async def serve_streams(server: Server[Any]) -> None:
-        async with stdio_server() as (incoming, outgoing):
+        async with stdio_server(anyio.wrap_file(lines)) as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
     with open_mcp_server(tools) as server:

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -48,6 +48,9 @@ from esa_cli.system.machine import is_loopback_host
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+    from esa_cli.apps.server.mcp_server import McpDocumentTools
     from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
@@ -250,15 +253,28 @@ def make_asgi_app(
     limits: ServerLimits,
     log_answer: Callable[[str], None],
     log_error: Callable[[str], None],
+    mcp_tools: McpDocumentTools | None = None,
 ) -> Starlette:
     """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
-    are the server's fault."""
+    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp."""
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
+    mcp_manager: StreamableHTTPSessionManager | None = None
+    if mcp_tools is not None:
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        from esa_cli.apps.server.mcp_server import make_mcp_server
+
+        # Requests to /mcp pass the access check, as all others do.
+        mcp_manager = StreamableHTTPSessionManager(
+            make_mcp_server(mcp_tools, routes.worker), stateless=True,
+            max_request_body_size=limits.max_body,
+        )  # fmt: skip
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
-            yield
+            async with mcp_manager.run() if mcp_manager else nullcontext():
+                yield
         finally:
             routes.worker.cancel_all_jobs(END_WITHIN_S)
 
@@ -271,6 +287,7 @@ def make_asgi_app(
             Route("/v1/documents/text", routes.show_document_text),
             Route("/health", routes.show_health),
             Route("/", routes.show_page),
+            *([Route("/mcp", mcp_manager.asgi_app)] if mcp_manager else []),
         ],
         middleware=[Middleware(AccessCheckMiddleware, token=token)],
         exception_handlers=dict.fromkeys(handled_errors, routes.send_error),

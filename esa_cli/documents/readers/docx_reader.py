@@ -2,14 +2,15 @@
 
 The elements of Word are renamed to HTML elements, whose text the HTML reader extracts. The library
 python-docx is not used: it omits numbers of headings and lists, notes, restarts of page numbers,
-and text in content controls, text boxes and tracked insertions. Deleted text is left out; headers,
-footers and comments are left out and reported as missing."""
+and text in content controls, text boxes and tracked insertions. The lines of headers and footers
+follow the text, each once. Deleted text is left out; comments are reported as missing."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
 
+from esa_cli.documents.readers.heading_cells import HEAD, mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument
@@ -24,6 +25,8 @@ _SYMBOLS = {"F0B7": "•", "F0A7": "▪", "F0E0": "→", "F0FC": "✓"}
 _SIGNS = {f"{W}tab": " ", f"{W}ptab": " ", f"{W}noBreakHyphen": "-"}
 _BULLET = "-"
 _LEVELS = 9
+_PAGE_WORDS = 4
+"""The most words of a line that only numbers the page, such as `Page 3 of 12`."""
 _MAX_STYLES = 64  # in a chain of styles that are based on each other
 _ROMAN = (
     (1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"),
@@ -39,15 +42,39 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     converter = _WordToHtmlConverter(zipped, root)
     out.page = converter.page
     converter.convert_elements_to_html(root)
+    mark_heading_cells(root)
     write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     edges = [part for part in zipped.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
-    if any(zipped.parse_xml(part).find(f".//{W}t") is not None for part in edges):
-        missing.append("headers and footers are left out")
+    out.write_edge_lines(
+        line
+        for part in sorted(edges, key=lambda part: ("footer" in part, part))
+        for line in _list_edge_lines(zipped.parse_xml(part), etree)
+    )
     if comments := len(_find_children(zipped.parse_xml_if_any("word/comments.xml"), "comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in zipped.names):
         missing.append("charts and diagrams are left out")
     return out.result(missing)
+
+
+def _is_heading_row(row: Any) -> bool:
+    """Returns True if a row is marked as heading, or all its words are bold."""
+    words = [run for run in row.iterfind(f"{W}tc/{W}p/{W}r") if run.find(f"{W}t") is not None]
+    bold = bool(words) and all(run.find(f"{W}rPr/{W}b") is not None for run in words)
+    return bold or row.find(f"{W}trPr/{W}tblHeader") is not None
+
+
+def _list_edge_lines(root: Any, etree: Any) -> list[str]:
+    """Returns the lines of a header or footer, without those that only number the page."""
+    etree.strip_elements(root, _FALLBACK, f"{W}del", with_tail=False)
+    lines = []
+    for paragraph in root.iter(f"{W}p"):
+        fields = [code.text or "" for code in paragraph.iter(f"{W}instrText")]
+        fields += [field.get(f"{W}instr", "") for field in paragraph.iter(f"{W}fldSimple")]
+        line = "".join(text.text or "" for text in paragraph.iterfind(f".//{W}t"))
+        if len(line.split()) > _PAGE_WORDS or not any("PAGE" in field for field in fields):
+            lines.append(line)
+    return lines
 
 
 def _find_children(parent: Any, tag: str) -> list[Any]:
@@ -182,6 +209,7 @@ class _WordToHtmlConverter:
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
+            kept = dict[str, str]()
             self._blank &= tag not in _SHOWN
             if tag == f"{W}p":
                 new, text = self._convert_word_paragraph(element)
@@ -196,9 +224,14 @@ class _WordToHtmlConverter:
                 notes = self._notes[tag[len(W) : -len("Reference")]]
                 note = notes.get(element.get(f"{W}id", ""))
                 text = f" [note: {note}]" if note else None
+            elif tag == f"{W}tr" and _is_heading_row(element):
+                kept["class"] = HEAD
+            elif tag == f"{W}tc":
+                kept["colspan"] = _read_value(element, "tcPr/gridSpan") or "1"
             elif tag == f"{W}sym":
                 text = _SYMBOLS.get(element.get(f"{W}char", ""), "\ufffd")
             element.attrib.clear()
+            element.attrib.update(kept)
             element.tag, element.text, element.tail = new, text, None
             if self.page != before:
                 element.set("role", "doc-pagebreak")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, look_up_encoding
@@ -39,6 +40,8 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
+_MAX_SPAN = 100
+"""Columns that a cell spans at most; browsers allow 1,000."""
 _FORMULA_SIGNS = {
     "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
     "munderover": " _^", "mfrac": " /",
@@ -52,10 +55,11 @@ _EMPTY = re.compile(
     r"([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>"
 )
 """An XML tag that closes itself, as HTML has them for these names alone."""
-_DECLARED = re.compile(
-    rb"""<(?:meta\s[^<>]*?\bcharset|\?xml\s[^<>]*?\bencoding)\s*=\s*["']?([\w.:-]+)""",
-    re.IGNORECASE,
+_XML_ENCODING = re.compile(
+    rb"""\s*<\?xml\s[^<>]*?\bencoding\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE
 )
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
+_END_OF_DTD = re.compile(r"\]\s*>")
 _HEAD = 1 << 14
 """Bytes in which a page's encoding is looked for. Browsers look at 1,024 first, and read again
 when a declaration follows."""
@@ -75,8 +79,8 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     """Returns the text of an HTML or XML file and the Python name of its encoding, which the file
     declares or else `decode_text` finds. Raises DocumentError."""
     if not data.startswith(BYTE_ORDER_MARKS):
-        for declared in _DECLARED.findall(data[:_HEAD]):
-            charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
+        for declared in _find_declared_encodings(data[:_HEAD], name):
+            charset = re.sub(r"^x-|-[ie]$", "", declared.strip().lower())
             charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset)
             with suppress(LookupError, ValueError):  # the declared encoding is wrong or unknown
                 encoding = look_up_encoding(charset)
@@ -86,18 +90,44 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     return decode_text(data, name)
 
 
+def _find_declared_encodings(head: bytes, name: str) -> Iterator[str]:
+    """Yields the encodings that an XML declaration and the `meta` elements of a page name. The page
+    is parsed, because comments, scripts and words of the page may have the same characters."""
+    if found := _XML_ENCODING.match(head):
+        yield found[1].decode("ascii")
+    if b"charset" not in head.lower():
+        return
+    for meta in parse_html(head.decode("latin-1"), name).css("meta"):
+        attributes = meta.attributes
+        if declared := attributes.get("charset"):
+            yield declared
+        elif (attributes.get("http-equiv") or "").strip().lower() == "content-type":
+            yield from _CHARSET.findall(attributes.get("content") or "")[:1]
+
+
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Parses HTML or, with `xml`, XHTML as browsers do, and returns the root node."""
     lexbor = import_package("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
-        text = _EMPTY.sub(r"<\1\2></\1>", text)
+        text = _EMPTY.sub(r"<\1\2></\1>", _replace_xml_sections(text))
     without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in a list's options
     data = text.encode("utf-8", "replace")
     try:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
     except lexbor.SelectolaxError as error:  # lexbor repairs every page, so memory is short
         raise MemoryError from error
+
+
+def _replace_xml_sections(text: str) -> str:
+    """Escapes the CDATA sections of XHTML and removes its DTD, which HTML does not have."""
+    before, doctype, after = text.partition("<!DOCTYPE")
+    dtd = _END_OF_DTD.search(after)
+    if dtd and "[" in after.partition(">")[0] and "<html" not in before:
+        text = f"{before}{doctype} html>{after[dtd.end() :]}"
+    first, *sections = text.split("<![CDATA[")
+    parts = (section.partition("]]>") for section in sections)
+    return first + "".join(escape(words) + rest for words, _, rest in parts)
 
 
 def write_html_text(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
@@ -113,6 +143,7 @@ class _HtmlTextExtractor:
         self._out, self._chapters = out, chapters
         self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
         self._cells = 0  # number of cells of the current row so far
+        self._names: list[str] = []  # names of the columns of the current table, if it has any
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node_text(self, node: Any) -> None:
@@ -130,6 +161,11 @@ class _HtmlTextExtractor:
             self._out.flow(" ".join(_format_mathml(formula).split()))
         if tag == "math" or hidden:
             return
+        if tag == "table" and not self._inside["table"]:
+            self._names = _list_column_names(node)
+        elif tag == "tr" and self._names:
+            self._write_row_with_names(node)
+            return
         self._break_line_around_element(tag)
         self._set_chapter_and_page(node, tag, attributes)
         self._write_prefix_of_element(node, tag, attributes)
@@ -142,7 +178,26 @@ class _HtmlTextExtractor:
             self._write_text("”")
         elif tag in _LISTS:
             self._lists.pop()
+        elif tag == "table" and not self._inside["table"]:
+            self._names = []
         self._break_line_around_element(tag)
+
+    def _write_row_with_names(self, row: Any) -> None:
+        """Writes a row as a line `name: value; name: value`; the row of names is not written."""
+        names, written, column = self._names, [], 0
+        for cell in _list_cells(row):
+            inner = TextBuilder()
+            inner.page = self._out.page
+            _HtmlTextExtractor(inner, self._chapters or {}).write_node_text(cell)
+            self._out.page = inner.page
+            text = " ".join(inner.result().text.split())
+            if text and column < len(names) and names[column] and text != names[column]:
+                written.append(f"{names[column]}: {text}")
+            elif text and (column >= len(names) or not names[column]):
+                written.append(text)
+            column += _read_column_span(cell)
+        self._out.end_line()
+        self._out.flow("; ".join(written))
 
     def _write_text(self, text: str) -> None:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
@@ -200,6 +255,30 @@ class _HtmlTextExtractor:
 
 def _join_printable_words(text: str) -> str:
     return " ".join(replace_unprintable(text).split())
+
+
+def _list_column_names(table: Any) -> list[str]:
+    """Returns the names of a table's columns, from a first row of heading cells alone; an empty
+    list for other tables, and for tables whose rows do not have a cell for each column."""
+    if len(table.css("table")) > 1 or table.css_first("[rowspan]:not([rowspan='1'])"):
+        return []
+    first, second = [*map(_list_cells, table.css("tr")[:2]), [], []][:2]
+    if len(first) < 2 or not second or any(cell.tag != "th" for cell in first):
+        return []
+    names = []
+    for cell in first:
+        name = _join_printable_words(cell.text()).rstrip(" :")
+        names += [name] * _read_column_span(cell)
+    return [] if names.count("") > 1 or all(cell.tag == "th" for cell in second) else names
+
+
+def _list_cells(row: Any) -> list[Any]:
+    return [cell for cell in row.iter() if cell.tag in ("td", "th")]
+
+
+def _read_column_span(cell: Any) -> int:
+    span = cell.attributes.get("colspan") or "1"
+    return min(max(1, int(span[:4])), _MAX_SPAN) if span.isdecimal() else 1
 
 
 def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:

@@ -1,7 +1,8 @@
 """Reads mails (eml files) with Python's `email` library: the header fields, then the text.
 
 If a mail has its text in plain and HTML form, the plain form is read, unless it is far shorter. A
-mail inside a mail is a chapter of its own. Files attached to a mail are named but not read."""
+mail inside a mail is a chapter of its own, and so is an attached file of a format that esa reads.
+Other attached files are named."""
 
 from __future__ import annotations
 
@@ -11,10 +12,23 @@ from contextlib import suppress
 from email import message_from_bytes, policy
 from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
+from pathlib import PurePath
 from typing import Any
 
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
-from esa_cli.documents.readers.plain_text import decode_text, decode_text_with_lf, look_up_encoding
+from esa_cli.documents.readers.plain_text import (
+    decode_text,
+    decode_text_with_lf,
+    look_up_encoding,
+    looks_binary,
+)
+from esa_cli.documents.readers.reader_registry import (
+    BUILT_IN,
+    BuiltInReader,
+    PluginReader,
+    choose_reader,
+    read_with_reader,
+)
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -34,6 +48,9 @@ _PAGES = ("text/html", "application/xhtml+xml")
 _STUB = 0.5
 """Share of the words of a page that a plain text needs to be read in its place."""
 _MAX_NAMES = 20
+_MAX_FILES, _MAX_BYTES, _MAX_DEPTH = 100, 64 << 20, 3
+"""Attached files that are read, the bytes of each, and how deep mails are attached to each other.
+The limits of reading_process.py hold for all of them together."""
 _MAX_FIELD = 1 << 14
 """Characters of a header field; parsing takes time and memory quadratic in them."""
 _REGISTRY = HeaderRegistry()
@@ -70,6 +87,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     writer.write_mail_message(message)
     attached = shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
+    missing += writer.notes
     for what, count in writer.missing.items():
         missing.append(f"{what}: {count}" if count > 1 else what)
     return writer.out.result(missing)
@@ -82,6 +100,8 @@ class _MailReader:
         self.out = TextBuilder()
         self.attached: list[str] = []
         self.missing: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._files = self._depth = 0
         self._name = name
 
     def write_mail_message(self, message: EmailMessage) -> None:
@@ -98,6 +118,8 @@ class _MailReader:
         kind = part.get_content_type()
         if part.defects:
             self.missing["a part is damaged or cut off"] += 1
+        if kind == "message/partial":
+            self.missing["the mail is one of several parts of a longer mail"] += 1
         if kind in _ENCRYPTED:
             self.missing["an encrypted or signed part cannot be read"] += 1
         elif kind.startswith("message/") and part.is_multipart():
@@ -119,7 +141,7 @@ class _MailReader:
                 self.out.start_paragraph()
                 self.out.add_exact_text(text.strip("\r\n"))
         else:
-            self._record_attachment(part)
+            self._write_attachment(part)
 
     def _write_plain_or_html_form(self, part: Any) -> None:
         """Writes the plain form of a mail's text, or the HTML form if it is far longer."""
@@ -137,15 +159,42 @@ class _MailReader:
             else:
                 for leaf in leaves:
                     if not _is_text_part(leaf) or leaf.get_content_type() == "text/calendar":
-                        self._record_attachment(leaf)
+                        self._write_attachment(leaf)
 
-    def _record_attachment(self, part: Any) -> None:
-        """Counts a picture that belongs to the text, and lists any other attached file by name."""
+    def _write_attachment(self, part: Any) -> None:
+        """Counts a picture that belongs to the text; writes the text of any other attached file, or
+        lists the file by name if its format is unknown or a limit is exceeded."""
         if part.get_content_maintype() == "image" and not part.is_attachment():
             self.missing["pictures are left out"] += 1
             return
-        name = part.get_filename() or f"({part.get_content_type()})"
-        self.attached.append(" ".join(name.split()))
+        name = " ".join((part.get_filename() or f"({part.get_content_type()})").split())
+        data = b"" if part.is_multipart() else part.get_payload(decode=True) or b""
+        self._files += 1
+        limited = self._files > _MAX_FILES or len(data) > _MAX_BYTES
+        reader = choose_reader(data, name)
+        if limited or not data or not _is_format_known(part, reader, data, name):
+            self.attached.append(name)
+            return
+        try:
+            if reader is BUILT_IN["mail"]:
+                self._write_attached_mail(message_from_bytes(data, policy=_POLICY), name)
+                return
+            extracted = read_with_reader(reader, data, name)
+        except DocumentError as error:
+            self.notes.append(f"an attached file is not read: {error.message}")
+        else:
+            self.out.append_document(extracted, name)
+            self.notes += [f"{name}: {note}" for note in extracted.missing]
+
+    def _write_attached_mail(self, message: EmailMessage, name: str) -> None:
+        if self._depth == _MAX_DEPTH:
+            self.attached.append(name)
+            return
+        around = self.out.chapter
+        self._depth += 1
+        self.write_mail_message(message)
+        self._depth -= 1
+        self.out.chapter = around
 
     def _extract_part_text(self, part: Any) -> str:
         """Returns the text of a mail part; an HTML page is converted to the text that it shows."""
@@ -170,6 +219,18 @@ class _MailReader:
             return decode_text(data, self._name)[0]
         self.missing["characters are lost whose encoding cannot be told"] += 1
         return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
+
+
+def _is_format_known(
+    part: Any, reader: PluginReader | BuiltInReader, data: bytes, name: str
+) -> bool:
+    """Whether an attached file has a format that is read: any but that of a file that is read as
+    plain text only because neither name nor content says more."""
+    if reader.binary:
+        return True
+    named = PurePath(name.lower()).suffix in reader.suffixes
+    text = part.get_content_maintype() == "text" and part.get_content_type() not in _NO_WORDS
+    return (named or text) and not looks_binary(data)
 
 
 def _is_text_part(part: Any) -> bool:

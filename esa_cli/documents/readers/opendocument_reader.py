@@ -1,13 +1,14 @@
 """Reads paragraphs, tables, lists and notes of OpenDocument texts (odt); headings become chapters.
 
 The elements of OpenDocument are renamed to HTML elements, whose text the HTML reader extracts.
-Pages are counted by the page marks of the program that last saved the document. Comments, headers
-and footers are left out and reported as missing."""
+Pages are counted by the page marks of the program that last saved the document. The lines of
+headers and footers follow the text, each once. Comments are reported as missing."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from esa_cli.documents.readers.heading_cells import mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument, make_password_error
@@ -22,13 +23,15 @@ _SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "
 _HTML_TAGS = {
     "text:p": "p", "text:h": "h1", "text:list": "ul", "text:list-item": "li",
     "text:list-header": "div", "table:table": "table", "table:table-row": "tr",
-    "table:table-cell": "td", "text:line-break": "br", "draw:text-box": "div",
+    "table:table-cell": "td",
+    "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
 }  # fmt: skip
 """Tag -> that of HTML; all others become spans."""
 _NOT_SHOWN = (
     "//text:tracked-changes | //text:note-citation | //text:index-title-template | //office:forms"
     " | //table:covered-table-cell | //office:annotation"
 )
+_EDGE_LINES = "(//style:header | //style:footer)//text:p[not(.//text:page-number)]"
 _RAISED = "//style:style[starts-with(style:text-properties/@style:text-position, 'super')]"
 _STYLE = "//style:style[@style:family='paragraph']"
 _BREAK = "style:paragraph-properties/@fo:break-before"
@@ -41,17 +44,17 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
         raise make_password_error(name)
     content, styles = zipped.parse_xml("content.xml"), zipped.parse_xml_if_any("styles.xml")
     [body] = _find_elements(content, "//office:body/office:text")
-    out, missing = TextBuilder(), []
+    out = TextBuilder()
     if comments := len(_find_elements(body, "//office:annotation")):
         out.left_out["comments in the margin"] = comments
-    edges = [] if styles is None else _find_elements(styles, "//style:header | //style:footer")
-    if any("".join(edge.itertext()).strip() for edge in edges):
-        missing.append("headers and footers are left out")
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
     _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
     etree = import_package("lxml.etree", "lxml", name)
+    mark_heading_cells(body)
     write_html_text(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
-    return out.result(missing)
+    edges = [] if styles is None else _find_elements(styles, _EDGE_LINES)
+    out.write_edge_lines("".join(line.itertext()) for line in edges)
+    return out.result()
 
 
 def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> None:

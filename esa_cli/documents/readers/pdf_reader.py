@@ -2,7 +2,8 @@
 
 Text keeps the order in which the PDF stores it. Words hyphenated at a line's end are joined if the
 rest of the document shows how they are spelled. The values of a page's form fields follow the text
-of the page. Tables, columns and headings are not recognised; pictures and comments are not read."""
+of the page. Pages without text are read by OCR if the extra `ocr` is installed. Columns and
+headings are not recognised; comments are not read."""
 
 from __future__ import annotations
 
@@ -11,6 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esa_cli.documents.readers.page_ocr import (
+    INSTALL,
+    PageRecogniser,
+    RecognisedPage,
+    describe_recognised_pages,
+)
+from esa_cli.documents.readers.pdf_tables import extract_page_text
+from esa_cli.documents.readers.reading_process import SECONDS
 from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
@@ -47,6 +56,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     if has_form:
         document.init_forms()  # must come before the first page is loaded
     pages, pictures, damaged = [], list[int](), list[int]()
+    recogniser, recognised = PageRecogniser(name), dict[int, RecognisedPage]()
     for index in range(len(document)):
         text = ""
         try:
@@ -54,9 +64,12 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             if has_form:  # makes the values of fields part of the page, which is then loaded anew
                 page.flatten()
                 page = document[index]
-            text = page.get_textpage().get_text_range()
+            text = extract_page_text(page, pdfium)
             if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
-                pictures.append(index + 1)
+                if (read := recogniser.recognise_page(page)) is None:
+                    pictures.append(index + 1)
+                else:
+                    recognised[index + 1], text = read, read.text
         except pdfium.PdfiumError:
             damaged.append(index + 1)
         pages.append(text)
@@ -66,16 +79,18 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
         raise DocumentError(
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
-            f"add text by OCR first: ocrmypdf {path} text.pdf",
+            f"read the pages by OCR: {INSTALL}, or: ocrmypdf {path} text.pdf",
         )
     unknown = [
         number
         for number, page in enumerate(pages, 1)
         if len(_UNKNOWN.findall(page)) > _MAX_UNKNOWN * len(page)
     ]
-    missing = []
+    missing = [describe_recognised_pages(recognised)] if recognised else []
+    how = INSTALL if not recogniser.installed else "ocrmypdf"
+    how = f"{SECONDS}=3600 gives OCR more time" if recogniser.stopped else f"OCR: {how}"
     for numbers, what in (
-        (pictures, "no text, only pictures (ocrmypdf can recognise their characters)"),
+        (pictures, f"no text, only pictures ({how})"),
         (damaged, "damage and cannot be read"),
         (unknown, "characters of a font that does not say which they are"),
     ):

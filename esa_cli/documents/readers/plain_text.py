@@ -186,7 +186,8 @@ def _guess_utf16_encoding(data: bytes) -> str:
 
 
 _HEADING_LINE = re.compile(
-    r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    r"^ {0,3}(?:(?P<fence>```+(?=[^`\n]*$)|~~~+).*"
+    r"|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
     re.MULTILINE,
 )
 """A line that may be a heading, underline the one above it, or fence code."""

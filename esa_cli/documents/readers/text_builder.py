@@ -88,6 +88,28 @@ class TextBuilder:
         """Leaves an empty line before the next piece of text."""
         self._newlines = 2
 
+    def append_document(self, extracted: ExtractedText, name: str) -> None:
+        """Appends the text of a document inside this document, whose `name` begins its chapters."""
+        page, chapter = self.page, self.chapter
+        self.start_paragraph()
+        marks = [*extracted.marks]
+        if not marks or marks[0].start:
+            marks.insert(0, Mark(0))
+        ends = [mark.start for mark in marks[1:]] + [len(extracted.text.rstrip("\n"))]
+        for mark, end in zip(marks, ends, strict=True):
+            self.page = mark.page
+            self.chapter = f"{name}: {mark.chapter}" if mark.chapter else name
+            self.add_exact_text(extracted.text[mark.start : end])
+        self.page, self.chapter = page, chapter
+
+    def write_edge_lines(self, lines: Iterable[str]) -> None:
+        """Writes the lines of headers and footers, each once, as a chapter of their own."""
+        self.start_paragraph()
+        self.page, self.chapter = None, "Headers and footers"
+        for line in dict.fromkeys(" ".join(line.split()) for line in lines):
+            self.end_line()
+            self.flow(line)
+
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
         """Returns the built text, with descriptions of what is `missing` and left out."""
         text = "".join(self._parts)

@@ -149,6 +149,16 @@ class Reply:
         """Whether no answer was found, although the reply's text does not say "nothing found"."""
         return not self.found and not says_nothing_found(self.text)
 
+    def _repr_html_(self) -> str:
+        """Returns the reply as a notebook shows it."""
+        from esa_cli.qa.answering.reply_html import format_answer_as_html
+
+        notes = ["The documents may not contain the answer."] if self.doubtful else []
+        notes += ["The nearest passages:"] if self.evidence and not self.found else []
+        at = self.quotation
+        quoted = None if at is None else (at.document, at.start, at.end)
+        return format_answer_as_html(self.text_with_marks, notes, self.evidence, quoted)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
         return {

@@ -32,7 +32,7 @@ TIMEOUT_S = (10.0, 300.0)
 TRIES, BACKOFF_S, RETRIED = 3, 0.5, (429, 500, 502, 503)
 MAX_MESSAGE = 200
 """The maximum number of characters that are shown of a server's message."""
-_EXAMPLE = "for example --finder http://127.0.0.1:11434/v1#nomic-embed-text"
+_EXAMPLE = "for example --finder ollama#nomic-embed-text"
 
 
 class EmbeddingFinder:

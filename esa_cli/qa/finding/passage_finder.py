@@ -54,6 +54,9 @@ RANKING = "ranking.json"
 """The name of the file of a finder's folder with the weights of a `Ranking`."""
 ABOVE = 0.02
 """The minimum probability if all passages are requested; some eight windows of a book reach it."""
+WORDLESS = 0.005
+"""The minimum probability of a passage without a word of the question. Of 220 development questions
+3 have their passage below it, behind 18 others or more."""
 
 
 @dataclass(frozen=True)
@@ -396,8 +399,9 @@ class PassageSearch:
 
         Args:
             count: the maximum number of passages, or None for all passages.
-            minimum: the minimum probability of a passage. The default is 0, or, if `count` is None,
-                `ABOVE` or the highest probability, if that is lower.
+            minimum: the minimum probability of a passage. The default is 0, or `WORDLESS` without a
+                word of the question, or, if `count` is None, `ABOVE` or the highest probability, if
+                that is lower.
 
         Raises UsageError: there is no document, or `count` is below 1."""
         if not books:
@@ -407,7 +411,9 @@ class PassageSearch:
             raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
         finder = self.get_passage_finder(books)
         scores = finder.score_windows(question, reduced=self.encode_question(question, books))
-        total = scores.total.masked_fill(~scores.fitting, -torch.inf)
+        least = math.log(WORDLESS / (1 - WORDLESS)) if minimum is None else -torch.inf
+        fits = scores.fitting & ((scores.words > 0) | (scores.total >= least))
+        total = scores.total.masked_fill(~fits, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_best_passages(scores._replace(total=total), limit)
         found = [one for one in found if one.score > -torch.inf]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -37,10 +38,18 @@ from esa_cli.version import __version__
 if TYPE_CHECKING:
     from esa_cli.qa.planning.plan import IngestPlanner
 
-Source = str | Document | TokenisedDocument
+Source = str | os.PathLike[str] | Document | TokenisedDocument
 """A path, - for standard input, a document, or a tokenised document."""
 FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
+
+
+def read_source(source: str | os.PathLike[str]) -> Document:
+    """Reads the document at a path. Raises UsageError: it is no path. DocumentError."""
+    if isinstance(source, str | os.PathLike):
+        return read_document(os.fspath(source))
+    wrong = f"a document must be a path or a Document, got {type(source).__name__}"
+    raise UsageError(wrong, "only `ask`, `find_passages` and `collect` take several documents")
 
 
 class IngestEvents:
@@ -70,10 +79,16 @@ class IngestEvents:
 
 
 class IngestProgressRelay(IngestEvents):
-    """Tells a progress function how many tokens of a document the model has read."""
+    """Tells a progress function how many tokens of a document the model has read. If the disk is
+    full, documents stay in memory unless `must_store` is set."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress | None, must_store: bool = True) -> None:
+        self._progress, self._must_store = progress, must_store
+
+    def handle_full_disk(self, document: Document, error: DiskError) -> bool:
+        if not self._must_store:
+            warnings.warn(f"{document.name} is not stored: {error.message}", stacklevel=2)
+        return not self._must_store
 
     def report_ingest_progress(self, done_tokens: int, all_tokens: int) -> None:
         if self._progress:
@@ -188,7 +203,7 @@ class DocumentIngester(ABC):
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
         else:
-            document = read_document(source) if isinstance(source, str) else source
+            document = source if isinstance(source, Document) else read_source(source)
         if (book := self.open_document_if_stored(document)) is not None:
             return self._record_file_in_catalogue(book)
         text = text or self.tokenise(document)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.qa.presets.preset_files import find_shipped_preset_folder, is_web_address
+from esa_cli.qa.presets.preset_files import find_shipped_preset_folder
+from esa_cli.system.local_servers import complete_server_address, is_server_address
 from esa_cli.system.machine import expand_home_folder
 
 MAPS, MODULES = "maps.safetensors", "modules.json"
@@ -21,8 +22,8 @@ WORDS = "words"
 def locate_finder(name: str) -> Path | ModelRef | str:
     """Returns where a finder is: the folder of its files, a model on the hub, or the address of a
     server. Raises PresetError: there is none of this name."""
-    if is_web_address(name):
-        return name
+    if is_server_address(name):
+        return complete_server_address(name)
     for required_file in (MAPS, MODULES):
         if (folder := find_folder_with_file(name, "finder", required_file)) is not None:
             return folder

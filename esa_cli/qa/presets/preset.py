@@ -24,13 +24,13 @@ from esa_cli.qa.presets.preset_files import (
     FORMER,
     find_known_model_facts,
     find_preset_file,
-    is_web_address,
     list_preset_files,
     list_shipped_preset_files,
     load_known_models,
     read_preset_file,
     resolve_to_hub_id,
 )
+from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
@@ -224,7 +224,7 @@ def switch_to_kv_cache_answers(settings: Mapping[str, Any]) -> dict[str, Any]:
     of the preset's model if there is no reader. Raises PresetError: the reader is on a server."""
     answer = {**(settings.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
-    if reader is not None and is_web_address(reader):
+    if reader is not None and is_server_address(reader):
         raise PresetError(
             f"answer.reader must be a model on this machine if answer.from is rows, got {reader}",
             "use the setting answer.from=text",

@@ -92,13 +92,14 @@ def read_preset_file(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class KnownModelFacts:
-    """The size, context window and retrieval heads of a model in the table `models.yaml`."""
+    """The size, context window, retrieval heads and licence of a model in `models.yaml`."""
 
     model: str
     weights: float
     window: int
     heads: list[list[int]] = field(default_factory=list)
     way: str = "chat"
+    licence: str = ""
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
         """Returns the bytes of the model's weights if each weight takes `dtype_bytes` bytes."""
@@ -122,8 +123,3 @@ def resolve_to_hub_id(model_name: str) -> str:
 def find_known_model_facts(model_id: str) -> KnownModelFacts | None:
     """Returns the facts of a known model by its Hugging Face id, or None for other models."""
     return next((facts for facts in load_known_models().values() if facts.model == model_id), None)
-
-
-def is_web_address(reader_name: str) -> bool:
-    """Whether the name of a reader is a web address."""
-    return reader_name.strip().lower().startswith(("http://", "https://"))

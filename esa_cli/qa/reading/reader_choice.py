@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -13,12 +14,14 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
+from esa_cli.system.local_servers import SERVERS, complete_server_address, is_server_address
 from esa_cli.system.machine import is_loopback_host
 from esa_cli.system.progress import StageProgress
 from esa_cli.system.registry import suggest_name
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.reading.reader import Reader
+    from esa_cli.qa.reading.server import ServerReader
 
 KEY = "ESA_READER_KEY"
 """The environment variable with the server's API key."""
@@ -38,7 +41,7 @@ class ServerAddress:
     def parse(cls, url_text: str) -> ServerAddress:
         """Parses a URL, and reads the API key from the environment. Raises UsageError: the URL or
         key is invalid, or the key would go unencrypted to another machine."""
-        url = url_text.strip().rstrip("/")
+        url = complete_server_address(url_text).strip().rstrip("/")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -50,7 +53,7 @@ class ServerAddress:
         other = not host or any(letter.isspace() for letter in url)
         if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
             wrong = f"--reader must be a web address without /chat/completions, got {url_text!r}"
-            raise UsageError(wrong, "use for example --reader http://127.0.0.1:11434/v1")
+            raise UsageError(wrong, "use for example --reader ollama or http://127.0.0.1:11434")
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
         address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.is_local:
@@ -86,16 +89,17 @@ class ReaderChoice:
     def parse(
         cls, name: str, server_model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
-        """Chooses a reader by a server's web address, a model's name or reference, or a preset's
-        name. Raises UsageError, PresetError, ModelError."""
+        """Chooses a reader by a server's name or address, also with `#MODEL`, by a model's name or
+        reference, or by a preset's name. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
             raise UsageError(wrong, "unset $ESA_READER_TIMEOUT to wait for up to 900 s")
-        if preset_files.is_web_address(name):
+        if is_server_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "run pip install 'esa-cli[reader]'"
                 raise UsageError("a reader on a server needs the package requests", hint)
-            return cls(ServerAddress.parse(name), None, server_model, timeout_s)
+            address, _, model = name.partition("#")
+            return cls(ServerAddress.parse(address), None, server_model or model or None, timeout_s)
         if server_model is not None or timeout_s is not None:
             raise UsageError(
                 f"a model's name and a time limit need a server, but --reader {name} is no server",
@@ -105,12 +109,15 @@ class ReaderChoice:
         is_preset = name in preset_files.list_preset_files() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load_preset(name).model))
+        if re.fullmatch(r"[\w.-]+:[\w.-]+", name) and not name.startswith("random:"):
+            hint = f"a model of Ollama is --reader ollama#{name}"
+            raise ModelError(f"unknown model {name!r}", hint)
         ref = models.parse_reference(preset_files.resolve_to_hub_id(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{suggest_name(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama "
-                "is --reader http://localhost:11434",
+                f"{suggest_name(name, [*known, *SERVERS])}; a hub id is OWNER/NAME, and a server's "
+                "model is --reader ollama",
             )
         return cls(ref=ref)
 
@@ -119,13 +126,18 @@ class ReaderChoice:
     ) -> Reader:
         """Loads the model, or checks the server. Raises ReaderError, ModelError, ResourceError."""
         if self.address is not None:
-            from esa_cli.qa.reading.server import ServerReader
-
-            return ServerReader(self.address.url, self.address.key, self.model, self.timeout_s)
+            return self.open_server()
         from esa_cli.qa.reading.reader import ChatReader
 
         assert self.ref is not None
         return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
+
+    def open_server(self) -> ServerReader:
+        """Checks that the server answers and has models. Raises ReaderError."""
+        from esa_cli.qa.reading.server import ServerReader
+
+        assert self.address is not None
+        return ServerReader(self.address.url, self.address.key, self.model, self.timeout_s)
 
 
 def count_reader_weight_bytes(

@@ -17,6 +17,7 @@ from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams, ignore_text, make_chat_messages
+from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
 from esa_cli.system.machine import is_loopback_host
 
 CONNECT_S = 10.0
@@ -57,7 +58,8 @@ class ServerReader:
 
     Args:
         url: the base URL, without a slash at its end. key: is sent with each request.
-        model: its name on the server; None means the first model in the server's list.
+        model: its name on the server; None means the first model in the server's list
+            that is not named as a model of embeddings.
         timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
             and `WHOLE_S`.
 
@@ -80,8 +82,11 @@ class ServerReader:
         self._models: list[str] = []
         self._models = self._list_model_names()
         if not self.name and not self._models:
-            raise self._make_reader_error("lists no models", "name a model by --reader URL#MODEL")
-        self.name = self.name or self._models[0]
+            hint = explain_how_to_start(url) or "name a model by --reader URL#MODEL"
+            raise self._make_reader_error("lists no models", hint)
+        self.chosen_of = 0 if self.name else len(self._models)
+        """Among how many models of the server this one was chosen; 0 if it was named."""
+        self.name = self.name or choose_answering_model(self._models)
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -195,7 +200,8 @@ class ServerReader:
             while cause.__context__ is not None:  # the innermost reason, as the system words it
                 cause = cause.__context__
             reason = _shorten_message(getattr(cause, "strerror", None) or get_first_line(cause))
-            hint = f"check that the server is running; {_ADDRESS}"
+            hint = explain_how_to_start(self.url)
+            hint = hint or f"check that the server is running; {_ADDRESS}"
             return self._make_reader_error(f"cannot be reached: {reason}", hint)
         return self._make_reader_error(
             f"sent an answer that cannot be used: {_shorten_message(str(error))}",

@@ -41,6 +41,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
 
@@ -156,20 +157,25 @@ class SpanReader:
         Args:
             unmentioned_share: the share of a name that no document has; lowers all log-odds.
             progress: called with (passages read, all passages); its exceptions pass through."""
-        texts = [one.text for one in passages]
+        rows = [find_named_row(one.text, question) for one in passages]
+        texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, texts, progress)
         scores = list(map(self.combination.compute_log_odds, passages, readings))
-        spans = [reading.span for reading in readings]
+        spans = [
+            span and span._replace(start=skip_column_name(text, span.start, span.end))
+            for text, (_, span) in zip(texts, readings, strict=True)
+        ]
         answers = [
             None if span is None else normalise_answer(text[span.start : span.end])
             for text, span in zip(texts, spans, strict=True)
         ]
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
         probabilities = compute_probabilities([score - doubt for score in scores], answers)
-        for one, score, probability, span in zip(
-            passages, scores, probabilities, spans, strict=True
+        for one, (row, _), score, probability, span in zip(
+            passages, rows, scores, probabilities, spans, strict=True
         ):
-            quote = None if span is None else (one.start + span.start, one.start + span.end)
+            at = one.start + row
+            quote = None if span is None else (at + span.start, at + span.end)
             out.append(replace(one, score=score, probability=probability, quote=quote))
         return sorted(out, key=lambda one: -one.score)
 

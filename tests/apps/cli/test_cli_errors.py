@@ -62,7 +62,7 @@ def test_documents(esa: Esa, tmp_path: Path, content: bytes | str | None) -> Non
         ([*TINY, "--set", "window.seleted=3"], 4, "selected"),
         ([*TINY, "--set", "window"], 4, "KEY=VALUE"),
         ([*TINY, "--set", "selector.name=topp"], 4, "topk"),
-        ([*TINY, "--set", "context=1024"], 4, "512"),
+        ([*TINY, "--set", "context=1024", "--set", "window.selected=600"], 4, "512"),
         ([*TINY, "--set", "plugin=nosuch.py"], 4, "nosuch.py"),
         ([*TINY, "--plugin", "broken.py"], 4, "ZeroDivisionError"),
         ([*TINY, "--model", "./nosuch"], 5, "./nosuch"),

@@ -15,7 +15,13 @@ import pytest
 from command import ROOT, Esa, fail
 from engine_process import start
 
-from esa_cli.__main__ import GROUPS, REPLACED, expand_abbreviated_arguments, make_click_command
+from esa_cli.__main__ import (
+    GROUPS,
+    REPLACED,
+    SYNONYMS,
+    expand_abbreviated_arguments,
+    make_click_command,
+)
 from esa_cli.apps.cli.options.options import ModelOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -60,6 +66,18 @@ def test_the_reference_is_that_of_the_help() -> None:
 )
 def test_short_options_are_settings_and_a_document_is_asked(words: str, expected: str) -> None:
     assert expand_abbreviated_arguments(words.split()) == expected.split()
+
+
+def test_a_question_before_its_document_is_asked() -> None:
+    assert expand_abbreviated_arguments(["Who is?", "a.md"]) == ["ask", "Who is?", "a.md"]
+
+
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_synonyms_of_commands_name_the_command(esa: Esa, word: str) -> None:
+    names = [name for names in GROUPS.values() for name in names]
+    assert SYNONYMS[word] in names
+    assert word not in names
+    fail(esa(word, "a.txt"), 2, f"'{word}'", f"esa {SYNONYMS[word]}")
 
 
 @pytest.mark.parametrize("words", [name for name in REPLACED if name[0] != "-"])

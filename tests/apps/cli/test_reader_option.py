@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import ROOT, Esa, fail
 from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
+
+from esa_cli.system.local_servers import SERVERS
 
 SENT = "esa: questions and the passages found are sent to large at "
 QUESTION = "When does the gate open?"
@@ -141,3 +145,69 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     monkeypatch.setattr("esa_cli.models.load", lambda *given, **named: pytest.fail("loaded"))
     monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code)
+
+
+@pytest.fixture
+def ollama(server: CompletionServer, monkeypatch: pytest.MonkeyPatch) -> CompletionServer:
+    """The server where Ollama would be; nobody listens on the ports of the other servers."""
+    for name, known in SERVERS.items():
+        port = server.server_address[1] if name == "ollama" else 1
+        monkeypatch.setitem(SERVERS, name, replace(known, port=port))
+    monkeypatch.setattr("esa_cli.apps.cli.output.answer_output.HINT_S", 5)
+    return server
+
+
+def test_ollama_is_known_by_name(
+    esa: Esa, note: str, preset: list[str], ollama: CompletionServer
+) -> None:
+    result = esa("ask", note, QUESTION, *preset, "--reader", "ollama")
+    assert (result.code, result.out) == (0, "At nine, says [1].\n")
+    assert f"{SENT}{ollama.url}, one of 2 models" in result.err
+    result = esa("ask", note, QUESTION, *preset, "--reader", "ollama#small")
+    assert f"sent to small at {ollama.url}\n" in result.err
+    asked = [one["body"]["model"] for one in ollama.seen if one["body"] is not None]
+    assert asked == ["large", "small"]
+
+
+def test_ollama_is_offered_where_nothing_answers_but_not_used(
+    esa: Esa, note: str, preset: list[str], ollama: CompletionServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    offer = "Ollama runs here: with --reader ollama"
+    preset += ["--set", "answer.from=text"]
+    assert "Nothing found" not in esa("ask", note, QUESTION, *preset).out
+    assert not ollama.seen, "nobody asks a server without need"
+    assert offer in esa("ask", note, "Summarise the note.", *preset).err
+    assert {one["path"] for one in ollama.seen} == {"/v1/models"}
+    ollama.modes[:] = ["empty"]
+    assert "`esa models suggest`" in esa("ask", note, "Summarise the note.", *preset).err
+    assert esa("ask", note, "Summarise the note.", *preset, "--quiet").err == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("Summarise the note.\nSummarise it all.\n"))
+    talk = esa("chat", note, *preset)
+    assert talk.err.count("`esa models suggest`") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lmstudio", "`lms server start`"), ("qwen3:8b", "ollama#qwen3:8b"), ("olama", "'ollama'")],
+)
+def test_errors_say_what_to_try(
+    esa: Esa, note: str, ollama: CompletionServer, monkeypatch: pytest.MonkeyPatch, name: str,
+    words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
+    fail(esa("ask", note, "When?", "--preset", "tiny-random", "--reader", name), 5, words)
+
+
+def test_a_server_without_models_says_how_to_get_one(
+    esa: Esa, note: str, ollama: CompletionServer
+) -> None:
+    ollama.modes[:] = ["empty"]
+    asked = ["ask", note, "When?", "--preset", "tiny-random", "--reader", "ollama"]
+    fail(esa(*asked), 5, "`ollama pull MODEL`")
+
+
+def test_doctor_and_suggest_name_what_runs_here(esa: Esa, ollama: CompletionServer) -> None:
+    assert esa("doctor", "--json").data["servers"] == {"ollama": ["large", "small"]}
+    assert "use --reader ollama" in esa("doctor").out
+    assert "--reader ollama, which runs here with large, small" in esa("models", "suggest").out

@@ -15,6 +15,8 @@ from command import TINY, Esa, fail
 from esa_cli import models
 from esa_cli.evaluation.tasks.chronicle_task import DemoQuestion
 from esa_cli.models.files import model_reference
+from esa_cli.qa.planning.model_suggestion import BESIDE, READERS, suggest_reader
+from esa_cli.qa.presets.preset_files import load_known_models
 
 
 def test_plan_tells_what_it_takes(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +34,55 @@ def test_plan_tells_what_it_takes(esa: Esa, note: str, monkeypatch: pytest.Monke
     refused = esa("plan", note, *TINY)
     assert refused.code == 0
     assert "to make it fit" in refused.out
+
+
+def test_a_window_below_the_preset_s_is_taken(esa: Esa, note: str) -> None:
+    """The model's window has 512 tokens."""
+    said = "esa: the context is 512 tokens, the window of random:llama, not 4,096\n"
+    longer = [*TINY, "--set", "context=4096"]
+    result = esa("ask", note, "When?", *longer)
+    assert (result.code, result.err.count(said)) == (0, 1)
+    assert result.out == esa("ask", note, "When?", *TINY).out
+    assert said in esa("plan", note, *longer).err
+    assert said in esa("ask", note, "When?", *longer, "--method", "infllm").err
+    fail(
+        esa("ask", note, "When?", *longer, "--set", "window.selected=2000", "--quiet"),
+        4, "model's window of 512, got",
+    )  # fmt: skip
+    words = [*longer, "--set", "answer.from=text", "--set", "window.selected=2000"]
+    assert esa("ask", note, "When?", *words).code == 0, "without the method's windows"
+
+
+def test_a_known_model_is_planned_from_the_table(esa: Esa, note: str) -> None:
+    settings = [*TINY, "--set", "answer.from=text", "--set", "answer.reader=qwen3-4b"]
+    facts = esa("plan", note, *settings, "--json").data
+    assert facts["reader_bytes"] == load_known_models()["qwen3-4b"].count_weight_bytes(4)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("gib", [1, 4, 6, 12, 40, 200])
+def test_the_largest_known_model_that_fits_is_suggested(gib: int, on_gpu: bool) -> None:
+    found, fits = suggest_reader(gib << 30, 2, on_gpu), list[str]()
+    for name, active in READERS.items():
+        needed = load_known_models()[name].weights * 2e9 + BESIDE
+        if needed <= gib << 30 and (on_gpu or active < 5):
+            fits.append(name)
+    assert found == (fits[0] if fits else None)
+    sizes = [load_known_models()[name].weights for name in READERS]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(load_known_models()[name].licence for name in READERS)
+
+
+def test_suggest_says_what_it_does_not_know(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "3GiB")
+    assert "no model of the table fits" in esa("models", "suggest").out
+    assert esa("models", "suggest", "--json").data["reader"] is None
+    monkeypatch.setattr("esa_cli.system.machine.measure_free_memory", lambda device: 80 << 30)
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "70GiB")
+    shown, found = esa("models", "suggest").out, esa("models", "suggest", "--json").data["reader"]
+    assert f"--reader {found['name']} ({found['model']})" in shown
+    assert "to fetch" in shown
+    assert "the default model only" in shown
 
 
 def test_presets_commands(esa: Esa, tmp_path: Path) -> None:

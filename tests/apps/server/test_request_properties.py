@@ -7,10 +7,11 @@ import http.client
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from live_server import LiveServer, Start
+from live_server import LiveServer, Start, user
 from properties import EXAMPLES, NUMBERS, SCALARS, expect_one_line, trees
 
 from esa_cli.apps.server import wire
@@ -111,6 +112,26 @@ def test_a_server_goes_on_after_any_request(start: Start) -> None:
             break
         time.sleep(0.1)
     assert health == {"status": "ok", "questions": 0}
+
+
+DOCUMENTS = st.sampled_from(
+    ["esa:1", "esa:01", "esa:0000000019999", "esa:" + "1" * 6000, "esa:-1", "esa:\u0661",
+     "esa:\u00b9", "esa:1e9", "library:", "library:0", "../x", "/etc/passwd", "\0", ".", "",
+     "\ud800", "a" * 5000]
+) | st.text(max_size=9)  # fmt: skip
+
+
+def test_names_of_documents(start: Start) -> None:
+    live = start()
+
+    @given(st.lists(DOCUMENTS, max_size=3))
+    def ask(names: list[str]) -> None:
+        assert live.post({**user("one"), "documents": names})[0] in STATUSES
+        for name in names:
+            place = quote(name.encode("utf-8", "surrogatepass"))
+            assert live.raw("GET", f"/v1/documents/text?document={place}")[0] in STATUSES
+
+    ask()
 
 
 def status_of(

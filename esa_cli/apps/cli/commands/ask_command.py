@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +29,7 @@ from esa_cli.system.progress import Progress, combine_progress_callbacks
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import DocumentOpener
+    from esa_cli.apps.question_log import LoggedConversation
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
@@ -56,6 +57,14 @@ class AskCommandOptions(options.DocumentSearchOptions):
         ),
     ] = "after"
     top: Top = None
+    goes_on: Annotated[
+        bool,
+        option(
+            "--continue -c",
+            "Go on from the last question about these documents or, without DOC, from the last "
+            "question.",
+        ),
+    ] = False
     report: Annotated[
         Path | None,
         option("--report FILE", "Write an HTML page with the documents and the answer's passages."),
@@ -93,13 +102,24 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
+    from esa_cli.apps.question_log import LoggedConversation
+
+    no_document = opts.library or opts.goes_on
+    names, question = split_off_question(arguments, "ask", documents_optional=no_document)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
     with Reporter(opts.quiet, opts.verbose) as reporter, ExitStack() as stack:
         if not opts.as_json:
             reporter.hold_warnings()
-        run = AskCommandRun(question, opts, generation_options.make_esa_ask_arguments(), reporter)
-        run.open_model_and_documents(names, model, reader_options, stack)
+        begin = LoggedConversation.resume if opts.goes_on else LoggedConversation
+        talk = begin(names, opts.library)
+        opts = replace(opts, library=talk.library)
+        if talk.turns:
+            about = ", ".join([*talk.documents, *["the library"] * talk.library])
+            reporter.show_note(f"esa: about {about}, after: {talk.turns[-1].question}")
+        arguments_of_esa = generation_options.make_esa_ask_arguments()
+        run = AskCommandRun(question, talk, opts, arguments_of_esa, reporter)
+        stack.callback(run.log_answer)
+        run.open_model_and_documents(talk.documents, model, reader_options, stack)
         run.answer_question()
 
 
@@ -113,10 +133,12 @@ class AskCommandRun:
     """Whether the model reads new documents only after a first answer."""
 
     def __init__(
-        self, question: str, opts: AskCommandOptions, generation: dict[str, Any], reporter: Reporter
-    ) -> None:
+        self, question: str, talk: LoggedConversation, opts: AskCommandOptions,
+        generation: dict[str, Any], reporter: Reporter,
+    ) -> None:  # fmt: skip
         self.question, self.opts, self.generation = question, opts, generation
-        self.reporter = reporter
+        self.talk, self.reporter = talk, reporter
+        self._last_reply: Reply | None = None
         self.started = [time.perf_counter()]
         """The times at which loading, opening and answering began, and the time of the answer."""
 
@@ -177,7 +199,8 @@ class AskCommandRun:
         books = [open_book(source) for source in ready.texts or named]
         open_file = None if needs_kv_cache else open_book
         self.documents.set_opening_functions(books, esa.stored, open_file)
-        self.books = self.documents.open_documents(self.question)
+        questions = [*(turn.question for turn in self.talk.turns[-1:]), self.question]
+        self.books = self.documents.open_documents("\n".join(questions))
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
@@ -186,6 +209,8 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
             reply = self._ingest_documents_and_ask_again(reply)
+        if not (self.opts.as_json or reply.foreign_languages):
+            answer_output.show_reader_hint(reply, self.reporter)
         if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
@@ -242,7 +267,8 @@ class AskCommandRun:
                 reporter.start_progress("reading", "passages"),
                 lambda done, total: reporter.show_spinner("answering") if done == total else None,
             )
-        reply = self.esa.ask(
+        reply = self._last_reply = self.talk.ask(
+            self.esa,
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), least),
@@ -266,6 +292,11 @@ class AskCommandRun:
                 notes=notes, is_printed=streams, asked=self._name_asked_documents(),
             )  # fmt: skip
         return reply
+
+    def log_answer(self) -> None:
+        """Appends the last answer to the user's log."""
+        if self._last_reply is not None:
+            self.talk.append(self.question, self._last_reply, self.esa, self.reporter.show_note)
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:

@@ -24,10 +24,11 @@ from esa_cli.apps.cli.output.terminal import (
     pluralize,
     strip_control_chars,
 )
+from esa_cli.apps.question_log import LoggedConversation
 from esa_cli.documents.sources import WRITTEN_BY_ESA
-from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
+from esa_cli.errors import PARTIAL, EsaError, UsageError
 from esa_cli.qa.answering.passage_choice import choose_passages
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.answering.reply import Reply
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -129,11 +130,11 @@ class DocumentChat:
         self.reporter, self.passages, self.stoppable = reporter, top, interruptible
         self.record: list[tuple[str, Reply]] = []
         """The questions with their answers, oldest first."""
-        self.forgotten = 0
-        """How many of the oldest questions no longer fit into the model's window."""
+        self.talk = LoggedConversation(names)
         self.failed = 0
         """How many lines ended in an error."""
         self._must_stop = False
+        self._has_hinted = False
         self._saved: set[Path] = set()
 
     def stop_answer(self) -> None:
@@ -150,23 +151,16 @@ class DocumentChat:
                 raise AnswerStoppedError
             on_text(answer_piece)
 
-        turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
-        for first in range(self.forgotten, len(turns) + 1):
-            try:
-                reply = self.esa.ask(
-                    question, self.books, history=turns[first:], on_text=print_text_unless_stopped,
-                    **self.ask_arguments,
-                )  # fmt: skip
-            except HistoryError:
-                if first == len(turns):
-                    raise
-            except AnswerStoppedError:
-                break
-            else:
-                self.forgotten = first
-                self.record.append((question, reply))
-                return reply
-        return None
+        try:
+            reply = self.talk.ask(
+                self.esa, question, self.books, on_text=print_text_unless_stopped,
+                **self.ask_arguments,
+            )  # fmt: skip
+        except AnswerStoppedError:
+            return None
+        self.talk.append(question, reply, self.esa, self.reporter.show_note)
+        self.record.append((question, reply))
+        return reply
 
     def answer_question_or_run_command(self, line: Line) -> bool:
         """Answers a question or runs a slash command; returns False for the command /quit."""
@@ -192,7 +186,8 @@ class DocumentChat:
         return True
 
     def _ask_and_print_answer(self, question: str) -> None:
-        forgotten, stream = self.forgotten, answer_output.AnswerPrinter(sys.stdout, self.reporter)
+        forgotten = self.talk.forgotten
+        stream = answer_output.AnswerPrinter(sys.stdout, self.reporter)
         streams = answer_output.writes_answer_in_pieces(self.esa)
         if self.reporter.live and not self.stoppable:  # nobody has typed the question here
             self.reporter.show_note(f"> {question}", dim=False)
@@ -207,11 +202,13 @@ class DocumentChat:
         if reply is None:
             self.reporter.show_note("  stopped")
             return
-        has_grown = self.forgotten > forgotten == 0
+        has_grown = self.talk.forgotten > forgotten == 0
         notes = ["The conversation has grown long: the oldest questions are left out."] * has_grown
         answer_output.print_answer_and_passages(
             reply, self.passages, self.reporter, notes=notes, is_printed=stream.has_text
         )
+        if not self._has_hinted:
+            self._has_hinted = answer_output.show_reader_hint(reply, self.reporter)
         if self.reporter.live:
             self.reporter.warn("")
 
@@ -222,7 +219,7 @@ class DocumentChat:
         elif command == "/docs":
             print(strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
-            self.record, self.forgotten = [], 0
+            self.record, self.talk = [], LoggedConversation(self.documents)
             self.reporter.show_note("  the conversation is forgotten, but not the documents")
         elif command not in ("/evidence", "/save"):
             wrong = f"`esa chat` has no command {command}"

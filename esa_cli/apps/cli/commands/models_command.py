@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,6 +75,45 @@ def pull_model(
     print(folder)
 
 
+@models.command("suggest")
+def suggest_model(as_json: options.Json = False) -> None:
+    """Suggest a model for better answers that fits this machine."""
+    from esa_cli.models import find_model_folder
+    from esa_cli.qa.opening import ModelPlacement
+    from esa_cli.qa.planning.model_suggestion import estimate_reader_bytes, suggest_reader
+    from esa_cli.qa.presets.preset import load_preset
+    from esa_cli.qa.presets.preset_files import load_known_models
+    from esa_cli.system.local_servers import find_running_servers
+    from esa_cli.system.machine import measure_available_memory
+
+    place, servers = ModelPlacement.choose_device_and_dtype(), find_running_servers()
+    free, size = measure_available_memory(place.device), place.dtype.itemsize
+    facts: dict[str, Any] = {"device": place.device, "free_bytes": free, "servers": servers}
+    facts |= {"reader": None, "finder": load_preset().answer.finder}
+    if name := suggest_reader(free, size, place.device != "cpu"):
+        known = load_known_models()[name]
+        is_here = find_model_folder(known.model) is not None
+        fetch, needed = known.count_weight_bytes(2), estimate_reader_bytes(name, size)
+        sized = {"fetch_bytes": fetch, "memory_bytes": needed}
+        facts["reader"] = {"name": name, "fetched": is_here, **asdict(known), **sized}
+    if as_json:
+        terminal.print_json(facts)
+        return
+    print(f"this machine: {format_size(free)} of memory free on {place.device}")
+    for server, names in servers.items():
+        listed = terminal.make_printable_line(", ".join(names) or "no model")
+        print(f"reader: --reader {server}, which runs here with {listed}")
+    if name:
+        print(f"reader: --reader {name} ({known.model})")
+        state = "is here" if is_here else f"{format_size(fetch)} to fetch"
+        print(f"  {state}, {format_size(needed)} of memory, {known.licence}")
+        print("  Ollama needs about a third of that: `ollama pull MODEL`, then --reader ollama")
+    else:
+        print("reader: no model of the table fits; a server on another machine can be --reader")
+    print(f"finder: {facts['finder']}, the default: nothing more to fetch, Apache-2.0")
+    print("measured by this project: the default model only (docs/results.md)")
+
+
 @models.command("rm")
 def remove_model(
     model_reference: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)],
@@ -82,10 +121,12 @@ def remove_model(
 ) -> None:
     """Remove a model from this machine."""
     from esa_cli.models import delete_cached_model
+    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
 
     what = f"{model_reference} from this machine"
     freed = delete_cached_model(
-        model_reference, lambda: options.ask_to_confirm_removal("model", what, is_confirmed)
+        resolve_to_hub_id(model_reference),
+        lambda: options.ask_to_confirm_removal("model", what, is_confirmed),
     )
     print(f"removed {model_reference}, {format_size(freed)} freed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 from esa_cli.errors import EsaError
 from esa_cli.models import parse_reference
 from esa_cli.storage.library import Library
+from esa_cli.system.local_servers import SERVERS, find_running_servers
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.version import __version__
 
@@ -135,11 +137,15 @@ def doctor(as_json: options.Json = False) -> None:
             rows += [(name, version or "not installed") for name, version in value.items()]
         elif key == "devices":
             rows += [(g["device"], f"{g['name']}, {format_size(g['free'])}") for g in value]
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and key != "servers":
             pairs = value.items()
             rows += [(f"{key} {name}", _format_machine_fact(name, part)) for name, part in pairs]
-        elif key != "hints":
+        elif key not in ("hints", "servers"):
             rows.append((key.replace("_", " "), _format_machine_fact(key, value)))
+    for name in SERVERS:
+        found = facts["servers"].get(name)
+        state = "not here" if found is None else ", ".join(found) or "runs here without a model"
+        rows.append((f"--reader {name}", state))
     print_table(("", ""), rows)
     for hint in facts["hints"]:
         print(f"hint: {hint}")
@@ -206,7 +212,15 @@ def inspect_machine() -> dict[str, Any]:
         "models": call_or_add_error_to_hints(lambda: len(list_models()), 0),
         "cache": str(cache),
         "free_disk": call_or_add_error_to_hints(lambda: shutil.disk_usage(folder).free, 0),
+        "servers": find_running_servers(),
     }
+    name = next((name for name, models in facts["servers"].items() if models), None)
+    if name is None:
+        hints.append("for better answers: `esa models suggest` names a larger model, for --reader")
+    else:
+        hints.append(f"for better answers: {SERVERS[name].title} runs here, use --reader {name}")
+        if importlib.util.find_spec("requests") is None:
+            hints.append("--reader needs the package requests: pip install 'esa-cli[reader]'")
     if default is None:
         hints.append("the default model is not fetched yet: run `esa models pull`, or just ask")
     if facts["free_disk"] < 1 << 30:

@@ -1,13 +1,10 @@
-"""The command `esa serve`, an HTTP server, and `esa mcp`, a Model Context Protocol server."""
+"""The command `esa serve`, an HTTP server."""
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import importlib.util
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +20,8 @@ from esa_cli.storage.library import Library
 from esa_cli.system.machine import is_loopback_host
 
 if TYPE_CHECKING:
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.mcp_server import McpDocumentTools
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
@@ -106,7 +105,14 @@ def serve(
         chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-            serve_over_http(esa, opts, gathered, reporter, limit)
+
+            def make_mcp_tools(documents: AllowedDocuments) -> McpDocumentTools:
+                from esa_cli.apps.server.mcp_server import McpDocumentTools
+
+                return McpDocumentTools(documents, chosen, model, reporter)
+
+            with_mcp = make_mcp_tools if has_mcp_sdk() else None
+            serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
 
 
 def check_serve_options(documents: Sequence[str], opts: ServeCommandOptions) -> None:
@@ -127,9 +133,11 @@ def serve_over_http(
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
+    make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
 ) -> None:
     """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
-    documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
+    documents. With `make_mcp_tools` MCP clients are served, too. Raises ResourceError,
+    LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
@@ -144,6 +152,7 @@ def serve_over_http(
             esa, allowed, opts.token, limits,
             lambda line: reporter.show_note(f"esa: {line}"),
             lambda line: reporter.warn(f"esa: {line}"),
+            make_mcp_tools(allowed) if make_mcp_tools else None,
         )  # fmt: skip
         address = server_app.make_base_url(sock)
         print(address, flush=True)
@@ -158,52 +167,6 @@ MIN_SDK_VERSION = 2
 INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
 
 
-@options.make_typer_command
-def mcp(
-    allow: Allow = None,
-    *,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
-    quiet: options.Quiet = False,
-) -> None:
-    """Serve the library to assistants and editors (MCP).
-
-    Programs that speak the Model Context Protocol start this command themselves, and communicate
-    with it over the standard streams."""
-    check_mcp_sdk_version()
-    check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
-    gc.enable()
-    from esa_cli.apps.server import mcp_server
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments
-
-    with Reporter(quiet) as reporter, ExitStack() as stack:
-
-        def load_model() -> Esa:
-            from esa_cli.apps.cli.model_and_documents import open_model
-            from esa_cli.qa.opening import can_model_run_methods, choose_answer_source
-
-            library, preset = Library(), choose_answer_source(chosen, reporter)
-            # A token index is stored by default; a disk that is full later is no error then.
-            has_rows = preset.answer.needs_kv_cache or not preset.answer.makes_token_index
-            stores = has_rows and (
-                not preset.answer.finds_by_bm25_only or can_model_run_methods(preset, reporter)
-            )
-            keep = True if stores and library.is_writable else None
-            return stack.enter_context(
-                open_model(preset, model, reporter, keep=keep, library=library, reader=reader)
-            )
-
-        documents = AllowedDocuments(
-            mcp_server.make_lazily_loaded_esa(load_model), [], allow or [], Library(),
-            with_library=True, max_opened=chosen.answer.documents,
-        )  # fmt: skip
-        tools = mcp_server.McpDocumentTools(documents, chosen, model, reporter)
-        if sys.stdin.isatty():
-            reporter.show_note("esa: waiting for a client on standard input; see docs/serve.md")
-        mcp_server.serve_mcp_on_standard_streams(tools)
-
-
 def check_mcp_sdk_version() -> None:
     """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
     try:
@@ -213,3 +176,12 @@ def check_mcp_sdk_version() -> None:
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
         wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
         raise UsageError(wrong, INSTALL_SDK)
+
+
+def has_mcp_sdk() -> bool:
+    """Whether the Model Context Protocol's SDK is installed and new enough."""
+    try:
+        check_mcp_sdk_version()
+    except UsageError:
+        return False
+    return True

@@ -22,6 +22,7 @@ import typer
 from esa_cli.apps.cli.options import completion, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
+from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
@@ -215,17 +216,16 @@ class AnswerModelOptions:
     reader: Annotated[
         str | None,
         option(
-            "--reader URL#MODEL|REF",
-            "Model that writes answers from the passages: the URL of an OpenAI-compatible server, "
-            "with one of its models (by default the first), or a model as for --model.",
+            "--reader NAME#MODEL|REF",
+            "Model that writes answers from the passages: on a server, which is ollama, lmstudio, "
+            "llama.cpp, HOST:PORT or a URL, with the name of one of its models (by default the "
+            "first); or a model as for --model.",
         ),
     ] = None
 
     def split_address_and_model(self) -> tuple[str | None, str | None]:
         """Splits --reader into a model or server address, and the server's model or None."""
-        from esa_cli.qa.presets.preset_files import is_web_address
-
-        if self.reader is None or not is_web_address(self.reader):
+        if self.reader is None or not is_server_address(self.reader):
             return self.reader, None
         address, _, model = self.reader.partition("#")
         return address, model or None
@@ -240,10 +240,9 @@ class AnswerModelOptions:
         address, model = self.split_address_and_model()
         if address is None:
             return None
-        from esa_cli.qa.presets.preset_files import is_web_address
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_web_address(address) else None
+        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_server_address(address) else None
         try:
             timeout = float(seconds) if seconds else None
         except ValueError:

@@ -9,7 +9,8 @@ from typing import IO, TYPE_CHECKING, Any
 from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
-from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.answering.reply import NEEDS_READER, Reply
+from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
 from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
@@ -97,6 +98,24 @@ def _print_notes(
         reporter.warn(doubt)
     for note in filter(None, (*notes, heading)):
         reporter.show_note(note)
+
+
+def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
+    """Shows below a reply without an answer how another model can answer, and returns whether a
+    hint was shown. Only then this machine is searched for servers, for less than 50 ms."""
+    # Answers of another model have no certainty, but without passages it is not asked.
+    if reply.certainty != "nothing" or not reply.evidence or reporter.quiet:
+        return False
+    hint = (
+        "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
+    )
+    for name, models in find_running_servers(HINT_S).items():
+        if models:
+            hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
+            break
+    if hint:
+        reporter.show_note(f"  {hint}")
+    return bool(hint)
 
 
 def writes_answer_in_pieces(esa: Esa) -> bool:

@@ -1,0 +1,129 @@
+"""The command `esa mcp`, a Model Context Protocol (MCP) server, and its entry in MCP clients."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import ExitStack
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli.commands.serve_command import (
+    Allow,
+    check_allowed_folders,
+    check_mcp_sdk_version,
+)
+from esa_cli.apps.cli.mcp_clients import CLIENTS, ServerList, make_server_entry
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.errors import UsageError
+from esa_cli.storage.library import Library
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+
+@options.make_typer_command
+def mcp(
+    action: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[install CLIENT|skill]",
+            help=f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
+            f"({', '.join(CLIENTS)}); or print a SKILL.md for agents.",
+        ),
+    ] = None,
+    *,
+    context: typer.Context,
+    allow: Allow = None,
+    yes: Annotated[bool, option("--yes -y", "Write the entry without asking.")] = False,
+    model: options.ModelOptions,
+    reader_options: options.AnswerModelOptions,
+    quiet: options.Quiet = False,
+) -> None:
+    """Serve the library to assistants and editors (MCP).
+
+    Programs that speak the Model Context Protocol start this command themselves, and communicate
+    with it over the standard streams. `esa mcp install codex` tells Codex how to start it."""
+    if action == ["skill"]:
+        print((files("esa_cli.apps.server") / "SKILL.md").read_text("utf-8"), end="")
+        return
+    check_mcp_sdk_version()
+    check_allowed_folders(allow or [])
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
+    if action:
+        if len(action) != 2 or action[0] != "install" or action[1] not in CLIENTS:
+            wrong = f"`esa mcp` has no action {' '.join(action)}"
+            raise UsageError(wrong, f"use `install` with one of {', '.join(CLIENTS)}, or `skill`")
+        install_server_entry(action[1], _list_given_options(context), is_confirmed=yes)
+        return
+    gc.enable()
+    from esa_cli.apps.server import mcp_server
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments
+
+    with Reporter(quiet) as reporter, ExitStack() as stack:
+
+        def load_model() -> Esa:
+            from esa_cli.apps.cli.model_and_documents import open_model
+            from esa_cli.qa.opening import can_model_run_methods, choose_answer_source
+
+            library, preset = Library(), choose_answer_source(chosen, reporter)
+            # A token index is stored by default; a disk that is full later is no error then.
+            has_rows = preset.answer.needs_kv_cache or not preset.answer.makes_token_index
+            stores = has_rows and (
+                not preset.answer.finds_by_bm25_only or can_model_run_methods(preset, reporter)
+            )
+            keep = True if stores and library.is_writable else None
+            return stack.enter_context(
+                open_model(preset, model, reporter, keep=keep, library=library, reader=reader)
+            )
+
+        documents = AllowedDocuments(
+            mcp_server.make_lazily_loaded_esa(load_model), [], allow or [], Library(),
+            with_library=True, max_opened=chosen.answer.documents,
+        )  # fmt: skip
+        tools = mcp_server.McpDocumentTools(documents, chosen, model, reporter)
+        if sys.stdin.isatty():
+            reporter.show_note("esa: waiting for a client on standard input; see docs/serve.md")
+        mcp_server.serve_mcp_on_standard_streams(tools)
+
+
+def _list_given_options(context: typer.Context) -> list[str]:
+    """Lists the options of the command line but --yes as words, with absolute paths."""
+    words = list[str]()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        flag = max(parameter.opts, key=len)
+        if source is None or source.name != "COMMANDLINE" or flag in ("action", "--yes"):
+            continue
+        value: Any = context.params[str(parameter.name)]
+        for one in value if isinstance(value, list | tuple) else [value]:
+            is_path = isinstance(one, Path) or (os.sep in str(one) and os.path.exists(one))
+            shown = os.path.abspath(one) if is_path else str(one)
+            words += [flag] if isinstance(one, bool) else [flag, shown]
+    return words
+
+
+def install_server_entry(client: str, options_of_mcp: list[str], *, is_confirmed: bool) -> None:
+    """Shows the entry of `esa mcp` for a client, and writes it after a confirmation. Raises
+    UsageError: nobody can confirm, or the client's file cannot be changed."""
+    servers, entry = ServerList.find(client), make_server_entry(options_of_mcp)
+    changed = servers.add_entry(entry)
+    print(f"{servers.path}:\n{servers.format_entry(entry)}")
+    if changed is None:
+        print("the file has this entry already")
+        return
+    if servers.former_entry is not None:
+        print(f"in place of:\n{servers.format_entry(servers.former_entry)}")
+    if not is_confirmed:
+        if not sys.stdin.isatty():
+            raise UsageError(f"the change of {servers.path} must be confirmed", "add --yes")
+        if not typer.confirm("Write this entry?", err=True):
+            raise typer.Exit(1)
+    servers.write(changed)
+    print(f"written; {client} starts esa after its next start")

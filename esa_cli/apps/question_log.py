@@ -1,0 +1,170 @@
+"""The log of the questions that a user has asked, with their answers: an SQLite file of this user.
+
+`ESA_LOG` is another path of the file, or `off`. A conversation is a chain of rows, each of which
+has the number of the row `before` it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from esa_cli.errors import DiskError, HistoryError, UsageError
+from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.system.machine import expand_home_folder
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+OFF = ("off", "0", "no")
+MAX_TURNS = 8
+"""The maximum number of earlier turns with which a conversation goes on."""
+_TABLE = """CREATE TABLE IF NOT EXISTS questions (id INTEGER PRIMARY KEY, time TEXT, documents TEXT,
+library INTEGER, question TEXT, answer TEXT, certainty TEXT, model TEXT, before INTEGER)"""
+_HINT = "set ESA_LOG=off to keep no log, or ESA_LOG to another path"
+
+
+class LoggedQuestion(NamedTuple):
+    """A row of the log. `documents` are absolute paths as named in the command; `library` says
+    whether the library was asked, too; `before` is the row of the question before, if any."""
+
+    id: int
+    time: str
+    documents: list[str]
+    library: bool
+    question: str
+    answer: str
+    certainty: str | None
+    model: str
+    before: int | None
+
+
+def find_log_path() -> Path | None:
+    """Returns the path of the user's log, or None if the user keeps no log. Raises UsageError."""
+    given = os.environ.get("ESA_LOG", "")
+    if given.lower() in OFF:
+        return None
+    if given:
+        return expand_home_folder(given, "ESA_LOG", UsageError)
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("esa")) / "log.sqlite"
+
+
+@contextmanager
+def _open_log(path: Path) -> Iterator[sqlite3.Connection]:
+    """Opens the log, and makes it with rights for its user alone. Raises DiskError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute(_TABLE)
+            yield db
+    except (OSError, sqlite3.Error) as error:
+        raise DiskError(f"the log of questions {path} cannot be used: {error}", _HINT) from error
+
+
+def list_logged_questions(path: Path, count: int = -1) -> list[LoggedQuestion]:
+    """Lists the last `count` questions of a log, oldest first; -1 means all. Raises DiskError."""
+    if not path.exists():
+        return []
+    with _open_log(path) as db:
+        rows = db.execute("SELECT * FROM questions ORDER BY id DESC LIMIT ?", (count,)).fetchall()
+    return [_make_logged_question(row) for row in reversed(rows)]
+
+
+def _make_logged_question(row: Sequence[Any]) -> LoggedQuestion:
+    id, time, documents, library, *rest = row
+    return LoggedQuestion(id, time, json.loads(documents), bool(library), *rest)
+
+
+class LoggedConversation:
+    """A conversation about some documents, whose turns are appended to the user's log, if any.
+
+    Args:
+        documents: names of documents as in the command. library: whether it is asked, too.
+        earlier: the earlier turns with which the conversation goes on, oldest first."""
+
+    def __init__(
+        self,
+        documents: Sequence[str],
+        library: bool = False,
+        earlier: Sequence[LoggedQuestion] = (),
+    ) -> None:
+        self.documents, self.library, self._path = list(documents), library, find_log_path()
+        self.turns = [Turn(one.question, one.answer) for one in earlier]
+        self.forgotten = 0
+        """How many of the oldest turns no longer fit into the model's window."""
+        self._before = earlier[-1].id if earlier else None
+
+    @classmethod
+    def resume(cls, documents: Sequence[str], library: bool) -> LoggedConversation:
+        """Returns the last conversation about the documents or, without documents, the last one.
+        Raises DiskError. UsageError: there is no such conversation, or no log."""
+        path, paths = find_log_path(), _make_absolute(documents)
+        if path is None:
+            raise UsageError("ESA_LOG=off keeps no log with which to go on", "unset ESA_LOG")
+        rows = {row.id: row for row in list_logged_questions(path)}
+        is_named = bool(documents or library)
+        last = next(
+            (
+                row for row in reversed(rows.values())
+                if not is_named or (row.documents, row.library) == (paths, library)
+            ), None
+        )  # fmt: skip
+        if last is None:
+            about = " about these documents" if is_named else ""
+            raise UsageError(f"no earlier question{about} is in the log", "leave out --continue")
+        chain = [last]
+        while len(chain) < MAX_TURNS and (before := rows.get(chain[0].before or 0)) is not None:
+            chain.insert(0, before)
+        named = documents if is_named else [_shorten(path) for path in last.documents]
+        return cls(named, last.library, chain)
+
+    def ask(self, esa: Esa, question: str, books: Sequence[Any], **arguments: Any) -> Reply:
+        """Answers a question with the earlier turns as its history, without the oldest if they do
+        not fit into the model's window. `arguments` are those of `Esa.ask`. Raises EsaError."""
+        while True:
+            history = self.turns[self.forgotten :]
+            try:
+                return esa.ask(question, books, history=history, **arguments)
+            except HistoryError:
+                if not history:
+                    raise
+                self.forgotten += 1
+
+    def append(self, question: str, reply: Reply, esa: Esa, warn: Callable[[str], None]) -> None:
+        """Appends a turn, also to the log; warns if the log cannot be written."""
+        self.turns.append(Turn(question, reply.text))
+        try:
+            if self._path is not None:
+                self._append_to_log(self._path, question, reply, (esa.reader or esa).name)
+        except DiskError as error:
+            self._path = None
+            warn(f"esa: {error.message}; {error.hint}")
+
+    def _append_to_log(self, path: Path, question: str, reply: Reply, model: str) -> None:
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        paths = json.dumps(_make_absolute(self.documents))
+        row = (time, paths, self.library, question, reply.text, reply.certainty, model)
+        with _open_log(path) as db:
+            done = db.execute(
+                "INSERT INTO questions (time, documents, library, question, answer, certainty, "
+                "model, before) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, self._before),
+            )  # fmt: skip
+            self._before = done.lastrowid
+
+
+def _make_absolute(document_names: Sequence[str]) -> list[str]:
+    return [name if name == "-" else os.path.abspath(name) for name in document_names]
+
+
+def _shorten(path: str) -> str:
+    """Returns a path relative to the current folder, if the path is below it."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -1,0 +1,55 @@
+"""Finds the heading cells of tables in Word, OpenDocument and PDF files, which name the columns.
+
+A column's name is then written before each value. Where a document does not mark the first row as a
+heading, a first row of three or more different words is one if some column has numbers in all rows
+below. A table of two columns may as well have names on its left side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = "head"
+"""The class of a row that the document marks as a heading."""
+
+
+def mark_heading_cells(root: Any) -> None:
+    """Renames the cells of the heading row of each table, in a tree of elements with HTML tags."""
+    for table in root.iter("table"):
+        if next(table.iterdescendants("table"), None) is not None:
+            continue
+        rows = [*table.iter("tr")]
+        cells = [[*row.iter("td")] for row in rows]
+        if len(rows) < 2 or len(cells[0]) < 2:
+            continue
+        first, second = (
+            row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows[:2]
+        )
+        texts = [["".join(cell.itertext()).strip() for cell in row] for row in cells]
+        if (first and not second) or has_names_above_numbers(texts):
+            for cell in cells[0]:
+                cell.tag = "th"
+
+
+def has_names_above_numbers(rows: list[list[str]]) -> bool:
+    """Returns True if the first of a table's rows has at least three different words, all rows have
+    as many cells, and some column has numbers in all rows below that are not empty."""
+    names, below = rows[0] if rows else [], rows[1:]
+    if len(names) < 3 or "" in names[1:] or len(set(names)) < len(names) or not below:
+        return False
+    if any(map(_has_digit, names)) or any(len(row) != len(names) for row in below):
+        return False
+    columns = ([cell for cell in column if cell] for column in zip(*below, strict=True))
+    return any(column and all(map(_has_digit, column)) for column in columns)
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdecimal, text))
+
+
+def format_rows(rows: list[list[str]]) -> str:
+    """Returns a line `name: value; name: value` for each row below the first, which has names."""
+    lines = []
+    for row in rows[1:]:
+        named = zip(rows[0], row, strict=True)
+        lines.append("; ".join(f"{n}: {cell}" if n else cell for n, cell in named if cell))
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""The row that a question names, and twelve questions about rows with the default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import table_files
+
+from esa_cli import Esa
+from esa_cli.documents.document import find_sentence_ends, is_table_row
+from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
+
+SHEET = """The office pays its staff on the last day of a month.
+
+Name: Priya Raman; Position: Partner; Hourly rate: 340; Room: 4.12
+Name: Tobias Hale; Position: Office manager; Hourly rate: 95; Room: 1.03
+Name: Daniel Kwok; Position: Counsel; Hourly rate: 250; Room: 4.07
+"""
+
+
+@pytest.mark.parametrize(
+    ("question", "begins"),
+    [
+        ("What is the hourly rate of Daniel Kwok?", "Name: Daniel"),
+        ("Who is counsel?", "Name: Daniel"),
+        ("In which room is the office manager?", "Name: Tobias"),
+        ("What are the hourly rates?", "The office"),  # the words of every row
+        ("What do Priya Raman and Daniel Kwok earn?", "The office"),  # two rows
+        ("On which day of the month is the staff paid?", "The office"),  # prose
+        ("Who is the plumber?", "The office"),
+    ],
+)
+def test_a_row_is_read_alone_if_the_question_names_it(question: str, begins: str) -> None:
+    start, end = find_named_row(SHEET, question)
+    assert SHEET[start:end].startswith(begins)
+    assert ("\n" in SHEET[start:end]) == begins.startswith("The")
+
+
+@pytest.mark.parametrize(
+    ("quoted", "value"),
+    [
+        ("rate: 250", "250"),
+        ("Hourly rate: 250; Room: 4.07", "250; Room: 4.07"),
+        ("250", "250"),
+        ("Counsel; Hourly rate: 250", "Counsel; Hourly rate: 250"),
+    ],
+)
+def test_the_name_of_a_column_is_no_answer(quoted: str, value: str) -> None:
+    row = SHEET.splitlines()[-1]
+    start = row.index(quoted)
+    end = start + len(quoted)
+    assert row[skip_column_name(row, start, end) : end] == value
+    prose = "He said: go; and he left."
+    assert skip_column_name(prose, 0, len(prose)) == 0
+
+
+def test_rows_of_a_sheet_are_sentences() -> None:
+    rows = SHEET.split("\n\n")[1]
+    starts = [0, *find_sentence_ends(rows, 0, len(rows))]
+    assert [rows[at : at + 7] for at in starts[:3]] == ["Name: P", "Name: T", "Name: D"]
+    assert all(map(is_table_row, rows.splitlines()))
+    assert is_table_row("Kiel | Jonas Petersen | 8 to 18")
+    assert not is_table_row("He said: we go at nine; she stayed at home.")
+
+
+@pytest.mark.model
+def test_twelve_questions_are_answered_from_their_rows(tmp_path: Path) -> None:
+    table_files.write_table_files(tmp_path)
+    wrong = []
+    with Esa.load(keep=False) as esa:
+        books = {name: esa.ingest(str(tmp_path / name)) for name in table_files.FILES}
+        for row in table_files.QUESTIONS:
+            answer = esa.ask(row.question, [books[row.file]]).text
+            if row.answer not in answer:
+                wrong.append(f"{row.question} {answer}")
+    assert len(table_files.QUESTIONS) == 12
+    assert wrong == []
