@@ -46,9 +46,9 @@ AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
 """One or several documents of a question; see `Esa.ask`."""
 COUNT = 8
 """The number of passages that `find_passages` returns by default."""
-THOROUGH = 16
-"""The minimum number of passages that are read for a thorough answer; 32 and 64 answer no more of
-the development questions of benchmarks/book_questions."""
+THOROUGH = 32
+"""The minimum number of passages that are read for a thorough answer; 64 answer no more of the
+development questions of benchmarks/book_questions."""
 
 
 class Esa:

@@ -79,7 +79,7 @@ class AskCommandOptions(options.DocumentSearchOptions):
     ] = None
     thorough: Annotated[
         bool,
-        option("--thorough", "Read 16 passages, not 8: slower, and right a little more often."),
+        option("--thorough", "Read 32 passages, not 12: slower; finds more, mostly for --reader."),
     ] = False
 
     verbose: options.Verbose = False
