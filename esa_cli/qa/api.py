@@ -244,11 +244,14 @@ class Esa:
         self._cached = []
         return self.documents.open_for_questions(source)
 
-    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
+    def ingest(
+        self, source: Source, progress: Progress | None = None, *, keep: bool | None = None
+    ) -> Book:
         """Returns a document with a token index or KV cache, from the library or newly computed.
         With `keep`, a newly computed token index or KV cache is stored in the library.
 
         Args:
+            keep: None means as this `Esa` was made.
             source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
             progress: called while it is ingested, and with 0 while another process does so. Its
                 exceptions pass through; the library keeps what was stored until then.
@@ -256,7 +259,7 @@ class Esa:
         Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
         self._cached = []
-        return self.documents.ingest(source, progress)
+        return self.documents.ingest(source, progress, keep)
 
     def ask(
         self, question: str, books: Sequence[Book], *, history: Sequence[Turn] = (),
