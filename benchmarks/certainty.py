@@ -7,8 +7,9 @@
     python benchmarks/certainty.py curve rows.jsonl          # of book_questions.py
 
 `features` reads the passages that are found for the questions of `book_questions/` and writes what
-the reader says of each. `fit` makes the logistic regression that gives the probability that a
-passage's span is the answer: `combination.json` of the adapter's folder. `curve` prints, for each
+the reader says of each. `fit` makes the conditional logistic regression that gives the probability
+that a passage's span is the answer, out of all passages of a question and none of them:
+`combination.json` of the adapter's folder. `curve` prints, for each
 probability from which an answer would be given, how many questions are answered and how many of
 these answers are right, and the counts of each certainty.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from book_questions import texts
 from common import append_line, load_lines
+from torch.nn.utils.rnn import pad_sequence
 
 PRECISION = 0.88
 """The share of right ones among certain answers on the development questions; 0.85 is promised."""
@@ -50,6 +51,7 @@ def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
 def read_features(esa: Any, book: Any, question: Row) -> Row:
     """What the reader says of each passage that is found for a question."""
     from esa_cli.evaluation.metrics import split_bare_words
+    from esa_cli.qa.reading.span import normalise_answer
 
     text, asked, placed = book.document.text, question["question"], esa.add_token_ranges([book])
     with esa.run_without_method():
@@ -62,10 +64,11 @@ def read_features(esa: Any, book: Any, question: Row) -> Row:
     rows = []
     for passage, (odds, span) in zip(passages, readings, strict=True):
         if span is not None:
-            words = split_bare_words(passage.text[span.start : span.end])
-            found = passage.late or (passage.score,)
-            features = [1.0, odds, span.log_probability, *found]
-            rows.append({"features": features, "right": is_right(words, accepted)})
+            quoted = passage.text[span.start : span.end]
+            features = [1.0, odds, span.log_probability, *(passage.late or (passage.score,))]
+            right = is_right(split_bare_words(quoted), accepted)
+            answer = normalise_answer(quoted)
+            rows.append({"features": features, "answer": answer, "right": right})
     return {"id": question["id"], "kind": question["kind"], "passages": rows}
 
 
@@ -84,18 +87,27 @@ def write_features(given: argparse.Namespace) -> None:
 
 
 def fit_weights(rows: Sequence[Row]) -> torch.Tensor:
-    """The weights (features,) that make the right passages probable, with a small penalty."""
-    passages = [one for row in rows for one in row["passages"]]
+    """The weights (features,) that make the right passages of a question probable, or none of its
+    passages if none is right, with a small penalty."""
+    groups = [row["passages"] for row in rows]
+    passages = [one for group in groups for one in group]
     features = torch.tensor([one["features"] for one in passages], dtype=torch.float64)
-    right = torch.tensor([one["right"] for one in passages], dtype=torch.float64)
     mean, scale = features[:, 1:].mean(0), features[:, 1:].std(0)
     scaled = torch.cat((features[:, :1], (features[:, 1:] - mean) / scale), 1)
+    none = torch.zeros_like(scaled[:1])  # comes first in each group, with log-odds of 0
+    each = [torch.cat((none, own)) for own in scaled.split([len(group) for group in groups])]
+    flags = [[one["right"] for one in group] for group in groups]
+    right = pad_sequence([torch.tensor([not any(own), *own]) for own in flags], batch_first=True)
+    real = pad_sequence([torch.ones(len(own), dtype=torch.bool) for own in each], batch_first=True)
+    padded = pad_sequence(each, batch_first=True)
     weights = torch.zeros(scaled.shape[1], dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        out = torch.nn.functional.binary_cross_entropy_with_logits(scaled @ weights, right)
+        logits = (padded @ weights).masked_fill(~real, -torch.inf)
+        chosen = logits.masked_fill(~right, -torch.inf)
+        out = (logits.logsumexp(1) - chosen.logsumexp(1)).mean()
         out = out + 1e-3 * weights[1:].square().sum()
         out.backward()  # type: ignore[no-untyped-call]
         return out
@@ -107,14 +119,16 @@ def fit_weights(rows: Sequence[Row]) -> torch.Tensor:
 
 def answer_questions(rows: Sequence[Row], weights: torch.Tensor) -> list[Answer]:
     """The best span of each question."""
+    from esa_cli.qa.reading.span import compute_probabilities
+
     out = []
     for row in rows:
-        best, right = -math.inf, False
-        for one in row["passages"]:
-            logit = float(torch.tensor(one["features"], dtype=torch.float64) @ weights)
-            if logit > best:
-                best, right = logit, one["right"]
-        out.append(Answer(1 / (1 + math.exp(-best)), right, row["kind"] != "absent"))
+        passages = row["passages"]
+        logits = [float(torch.tensor(one["features"]).double() @ weights) for one in passages]
+        probabilities = compute_probabilities(logits, [one["answer"] for one in passages])
+        found = zip(logits, probabilities, [one["right"] for one in passages], strict=True)
+        _, probability, right = max(found, default=(0.0, 0.0, False))
+        out.append(Answer(probability, right, row["kind"] != "absent"))
     return out
 
 

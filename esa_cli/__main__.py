@@ -1,7 +1,7 @@
 """Runs a command of the program `esa`, or `python -m esa_cli`, and turns errors into exit codes.
 
-Slow modules are imported inside functions, so that Ctrl-C ends the program without a traceback even
-while a module is imported.
+Slow modules are imported inside functions, where Ctrl-C is caught, so that it ends the program
+without a traceback even during an import.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Selector(ABC):
         """Whether the scoring pass of a question may end after the layer of `step`."""
         return False
 
-    def after_survey(self, turn: Any) -> Any:
+    def start_turn_after_survey(self, turn: Any) -> Any:
         """Converts the selector's state of a question's first pass to that of the second pass."""
         return self.new_turn_state()
 

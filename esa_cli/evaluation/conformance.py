@@ -49,9 +49,11 @@ def _require(condition: bool | Tensor, failure_reason: str) -> None:
         raise _CheckFailure(failure_reason)
 
 
-def _require_type(value_name: str, value: Any, expected_type: Any, smallest: int = 0) -> None:
-    is_valid = type(value) is expected_type and value >= smallest
-    wanted = f"{expected_type.__name__} from {expected_type(smallest)}"
+def _require_type_and_minimum(
+    value_name: str, value: Any, expected_type: Any, minimum: int = 0
+) -> None:
+    is_valid = type(value) is expected_type and value >= minimum
+    wanted = f"{expected_type.__name__} from {expected_type(minimum)}"
     _require(is_valid, f"{value_name} is {value!r}, not {wanted}")
 
 
@@ -176,7 +178,7 @@ def check_selector(selector: parts.Selector) -> Checks:
 
     def select_and_check_offsets(step: Step, budget: int = BUDGET) -> list[Tensor]:
         allowed = selector.allowance(step, budget)
-        _require_type("allowance", allowed, int)
+        _require_type_and_minimum("allowance", allowed, int)
         out: Any = selector.select(step, allowed)
         heads, rows = step.queries.shape[0], out if isinstance(out, list) else [out]
         _require(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
@@ -189,14 +191,16 @@ def check_selector(selector: parts.Selector) -> Checks:
         return rows
 
     yield "declares its members"
-    _require_type("sums_layers", selector.sums_layers, bool)
-    _require_type("surveys", selector.surveys, bool)
+    _require_type_and_minimum("sums_layers", selector.sums_layers, bool)
+    _require_type_and_minimum("surveys", selector.surveys, bool)
     if selector.surveys:
         step = make_step()
         selector.select(step, BUDGET)
-        _require_type("the result of survey_complete", selector.survey_complete(step), bool)
+        _require_type_and_minimum(
+            "the result of survey_complete", selector.survey_complete(step), bool
+        )
         for turn in (step.query.selector, selector.new_turn_state()):
-            selector.after_survey(turn)
+            selector.start_turn_after_survey(turn)
     yield "valid results on random steps"
     cases = {case: {**options, "observe": observe} for case, options in STEPS.items()}
     cases |= {f"budget {n}": {"budget": n, "observe": observe} for n in (0, 1)}
@@ -220,9 +224,9 @@ def check_score(score: parts.Score) -> Checks:
         return [out]
 
     yield "declares its members"
-    _require_type("features", score.features, bool)
+    _require_type_and_minimum("features", score.features, bool)
     if score.last_layer is not None:
-        _require_type("last_layer", score.last_layer, int)
+        _require_type_and_minimum("last_layer", score.last_layer, int)
     yield "valid results on random steps"
     cases = {case: {**options, "score": score} for case, options in STEPS.items()}
     if score.features:
@@ -255,7 +259,7 @@ def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
         return projection
 
     yield "declares fit_tokens"
-    _require_type("fit_tokens", compressor.fit_tokens, int)
+    _require_type_and_minimum("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
         with _prefix_failures_with_case(f"fitted on at most {limit} tokens"):
@@ -302,9 +306,9 @@ PLACES = {
 def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
     """Checks that a plugin's position encoding gives valid positions and rotation frequencies."""
     yield "declares its members"
-    _require_type("distance", encoding.distance, int)
+    _require_type_and_minimum("distance", encoding.distance, int)
     if encoding.max_distance is not None:
-        _require_type("max_distance", encoding.max_distance, int, 1)
+        _require_type_and_minimum("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
         with _prefix_failures_with_case(case):

@@ -147,7 +147,8 @@ class LayerSumSelector(Selector):
         scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
-    def after_survey(self, turn: LayerScoresState | None) -> LayerScoresState:
+    def start_turn_after_survey(self, turn: LayerScoresState | None) -> LayerScoresState:
+        """Returns the state of the second pass, with the scores of the last scoring layer."""
         layer_scores = turn.layer_scores if turn else {}
         return LayerScoresState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 

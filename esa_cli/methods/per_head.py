@@ -114,7 +114,8 @@ class QuestSelector(Selector):
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of middle tokens for each query head."""
+        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
+        one tensor if all middle tokens are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
@@ -214,7 +215,8 @@ class LokiSelector(Selector):
         return LokiLayerState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of middle tokens for each query head."""
+        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
+        one tensor if all middle tokens are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._fit_principal_directions(step)
@@ -244,7 +246,8 @@ class LokiSelector(Selector):
     def _compute_reduced_logits(
         self, step: Step, directions: Tensor, projected_keys: GrowingRowMatrix
     ) -> Blocks:
-        """Yields logits of projected keys, as pairs of an offset into M and logits (H, C, n)."""
+        """Yields the logits of projected keys in blocks: the offset of a block's first token among
+        the M middle tokens, and the block's logits (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale

@@ -43,6 +43,9 @@ if TYPE_CHECKING:  # they import torch
 
 COUNT = 8
 """The number of passages that `find_passages` returns by default."""
+THOROUGH = 16
+"""The minimum number of passages that are read for a thorough answer; 32 and 64 answer no more of
+the development questions of benchmarks/book_questions."""
 
 
 class Esa:
@@ -214,7 +217,7 @@ class Esa:
         the question is empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
-        tokens = self.spans.check_length(question)
+        tokens = self.spans.count_question_tokens(question)
         texts = [text for turn in history for text in turn]
         if texts:
             ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
@@ -265,7 +268,8 @@ class Esa:
         self, question: str, books: Sequence[Book], *, history: Sequence[Turn] = (),
         max_new_tokens: int | None = None, temperature: float | None = None,
         top_p: float | None = None, seed: int | None = None, evidence: int = 3,
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], None] | None = None, thorough: bool = False,
+        progress: Progress | None = None,
     ) -> Reply:  # fmt: skip
         """Answers one question about one or more ingested documents.
 
@@ -275,10 +279,13 @@ class Esa:
                 change quotations, which are always the most probable.
             on_text: called with each piece of the answer; its exceptions end the answer and pass
                 through, and the model stays usable.
+            thorough: at least `THOROUGH` passages are read instead of the preset's number.
+            progress: called with (passages read, passages found), as `on_text`.
 
         Raises UsageError: there is no book, one that must be ingested is not, the question is
-        empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
-        with its history. ReaderError: the other model gives no answer."""
+        empty, a setting is out of range, or a thorough answer is to come from the KV cache.
+        LengthError: the question is too long; HistoryError: with its history. ReaderError: the
+        other model gives no answer."""
         from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
@@ -292,6 +299,9 @@ class Esa:
             config = self.loaded.text_model.config
             check_can_join_documents(self._resolved, config.model_type, has_recurrence(config))
         if self.spans is None:  # the paper: selected rows of every layer
+            if thorough:
+                hint = "use the setting answer.from=text"
+                raise UsageError("answer.from must be text for thorough answers", hint)
             from esa_cli.qa.attention_evidence import answer_from_kv_cache
 
             self._open_kv_caches(books)
@@ -311,8 +321,9 @@ class Esa:
         options = max_new_tokens, temperature, top_p
         limits = choose_sampling_options(self.preset.generation, *options)
         sampling = SamplingParams(*limits, seed)
-        asked = self.spans.check_length(question)
-        passages = self._rank_passages_for_question(question, placed, history)
+        asked = self.spans.count_question_tokens(question)
+        count = max(self.preset.answer.passages, THOROUGH * thorough)
+        passages = self._rank_passages_for_question(question, placed, history, count, progress)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
@@ -359,19 +370,36 @@ class Esa:
         self._cached = list(books)
 
     def _rank_passages_for_question(
-        self, question: str, books: Sequence[Book], history: Sequence[Turn]
-    ) -> list[Passage]:
-        """Finds and reads passages for a question; the passage with the best span comes first."""
-        from esa_cli.qa.answering.question_form import expand_ellipsis, find_referenced_turn
+        self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
+        progress: Progress | None,
+    ) -> list[Passage]:  # fmt: skip
+        """Finds and reads `count` passages for a question, and again for the question after the
+        last one, as it may need that one; the passage with the most probable span comes first. A
+        span that repeats the last answer answers the last question, and is left out."""
+        from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
 
+        passages = self._find_and_read_passages(question, books, count, progress)
+        if (last := find_last_answered_turn(history)) is None:
+            return passages
+        both = f"{last.question} {question}"
+        for one in self._find_and_read_passages(both, books, count, progress):
+            start, end = one.quote or (one.start, one.start)
+            if not repeats_answer(one.text[start - one.start : end - one.start], last.answer):
+                passages.append(one)
+        best = dict[tuple[str, int], Passage]()
+        for one in sorted(passages, key=lambda one: -one.score):
+            best.setdefault((one.document, one.start), one)
+        return list(best.values())
+
+    def _find_and_read_passages(
+        self, question: str, books: Sequence[Book], count: int, progress: Progress | None
+    ) -> list[Passage]:
         assert self.spans is not None
-        whole = expand_ellipsis(question, history)
-        earlier = find_referenced_turn(question, history)
         with self.run_without_method():
-            finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
-            found = self.search.find_passages_to_read(whole, books, count, earlier)
-            unmentioned = finder.rate_unmentioned_names(whole, self._is_usually_lowercase)
-            return self.spans.rank_passages(whole, found, unmentioned)
+            finder = self.search.get_passage_finder(books)
+            found = self.search.find_passages_to_read(question, books, count)
+            unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
+            return self.spans.rank_passages(question, found, unmentioned, progress)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -407,7 +435,7 @@ class Esa:
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
-        self.spans.check_length(question)
+        self.spans.count_question_tokens(question)
         placed = self.add_token_ranges(_drop_duplicate_documents(books, "collect from"))
         with self.run_without_method():
             limits = minimum, every

@@ -18,7 +18,7 @@ from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import find_sentence_spans
-from esa_cli.qa.reading.span import PassageReader, collapse_spaces
+from esa_cli.qa.reading.span import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
@@ -42,7 +42,6 @@ BATCH = 16
 MAX_WORDS = 24
 """The maximum number of words of another model's answer that are searched for in the passage."""
 _WORD = re.compile(r"\w+")
-_ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
@@ -198,8 +197,7 @@ class CollectedPlace(Passage):
     @property
     def normalised_answer(self) -> str:
         """The other model's answer, or else the quoted text, in lower case and without articles."""
-        found = _WORD.findall((self.answer or self.text).lower())
-        return " ".join([word for word in found if word not in _ARTICLES] or found)
+        return normalise_answer(self.answer or self.text)
 
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:

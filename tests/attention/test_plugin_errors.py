@@ -199,12 +199,12 @@ class FailsInSurvey(TopKSelector):
         self._fail("survey_complete")
         return False
 
-    def after_survey(self, turn: Any) -> Any:
-        self._fail("after_survey")
+    def start_turn_after_survey(self, turn: Any) -> Any:
+        self._fail("start_turn_after_survey")
         return self.new_turn_state()
 
 
-@pytest.mark.parametrize("member", ["new_turn_state", "survey_complete", "after_survey"])
+@pytest.mark.parametrize("member", ["new_turn_state", "survey_complete", "start_turn_after_survey"])
 def test_in_a_question_the_selector_is_named(
     loaded: Any, member: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -301,7 +301,7 @@ class Selectors:
     class NothingAfter(First):
         surveys: bool = True
 
-        def after_survey(self, turn: Any) -> Any:
+        def start_turn_after_survey(self, turn: Any) -> Any:
             return turn.layer_scores
 
     class OverItsAllowance(Selector):

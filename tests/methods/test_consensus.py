@@ -129,20 +129,20 @@ def test_no_votes_no_window() -> None:
 def test_the_second_pass_selects_by_the_first_ones_scores() -> None:
     values, shared = scores(), QueryState()
     first = asked(values, shared, rounds=2)
-    shared.selector = selector(rounds=2).after_survey(shared.selector)
+    shared.selector = selector(rounds=2).start_turn_after_survey(shared.selector)
     again = asked(scores(), shared, rounds=2)
     assert again == [first[-1]] * LAYERS
     word = told(scores(1)[0], 0, shared, start=1005, chunk=1)
     answer = selector(rounds=2).select(word, BUDGET)
     assert answer.tolist() == first[-1]
-    assert selector(rounds=2).after_survey(None).surveyed is None
+    assert selector(rounds=2).start_turn_after_survey(None).surveyed is None
 
 
 def test_no_middle_tokens_in_the_survey_pass() -> None:
     """The votes are the same; what they come to is shown the second time."""
     values, shared = scores(), QueryState(surveying=True)
     assert asked(values, shared, rounds=2) == [[]] * LAYERS
-    kept = QueryState(selector=selector(rounds=2).after_survey(shared.selector))
+    kept = QueryState(selector=selector(rounds=2).start_turn_after_survey(shared.selector))
     assert asked(values, kept, rounds=2) == [asked(values, QueryState())[-1]] * LAYERS
 
 

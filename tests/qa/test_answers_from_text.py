@@ -15,9 +15,8 @@ from tiny_reader import save_tiny_reader
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
-from esa_cli.qa.answering.question_form import find_referenced_turn
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
-from esa_cli.qa.api import Esa
+from esa_cli.qa.api import THOROUGH, Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import span
@@ -63,6 +62,24 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     assert reply.answer_tokens == len(f" {reply.text}")
     assert reply.question_tokens > len(QUESTION)
     assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
+
+
+def test_a_thorough_answer_is_that_of_more_passages(loaded: Any, tmp_path: Path) -> None:
+    save_tiny_reader(loaded.model, tmp_path)
+    text = " ".join(f"Boat {n} lies at the pier, and Ahab knows whose it is." for n in range(400))
+    own = f"answer.adapter={tmp_path}"
+    calls: list[tuple[int, int]] = []
+    with esa(loaded, own, f"answer.passages={THOROUGH}") as asker:
+        whole = asker.ask(QUESTION, [book(asker, text)], evidence=99)
+    with esa(loaded, own, "answer.passages=3") as asker:
+        how = {"thorough": True, "progress": lambda *counts: calls.append(counts)}
+        told = asker.ask(QUESTION, [book(asker, text)], evidence=99, **how)
+        assert len(asker.ask(QUESTION, [book(asker, text)], evidence=99).evidence) == 3
+    assert (calls[0], calls[-1]) == ((0, THOROUGH), (THOROUGH, THOROUGH))
+    assert len(told.evidence) == THOROUGH
+    assert (told.text, told.evidence) == (whole.text, whole.evidence)
+    with esa(loaded, base=()) as rows, pytest.raises(UsageError, match="thorough"):
+        rows.ask(QUESTION, [book(rows, STORY)], thorough=True)
 
 
 def test_which_of_several_documents(asker: Esa) -> None:
@@ -132,20 +149,27 @@ def test_an_answer_is_as_certain_as_its_probability(
     assert not reply.doubtful
 
 
-def test_a_reference_takes_the_words_of_the_turn_before(asker: Esa) -> None:
+def test_a_question_is_also_asked_after_the_one_before(asker: Esa) -> None:
+    """The better of both is the answer, unless it repeats the answer before."""
     text = FILLER + GATE + FILLER + "Starbuck sleeps in the northern mill. " + FILLER
     books = [book(asker, text)]
-    history = [Turn("Who is Pip?", "A boat."), Turn("Where is Starbuck?", "In the mill.")]
-    alone = asker.ask("Who opens that northern thing?", books).evidence[0].text
-    after = asker.ask("Who sleeps there, in the north?", books, history=history).evidence[0].text
-    assert "Ahab" in alone
-    assert "Starbuck" in after
-    plain = asker.ask("Who opens the northern gate?", books)
-    assert asker.ask("Who opens the northern gate?", books, history=history).text == plain.text
-    short = asker.ask("By whom?", books, history=[Turn("Is the northern gate opened?", "Yes.")])
-    whole = asker.ask("Is the northern gate opened? By whom?", books)
-    assert (short.text, short.evidence) == (whole.text, whole.evidence)
-    assert short.evidence != asker.ask("By whom?", books).evidence
+    first, second = "Is the northern gate opened?", "By whom?"
+    alone, both = asker.ask(second, books), asker.ask(f"{first} {second}", books)
+    reply = asker.ask(second, books, history=[Turn(first, "Yes.")], evidence=50)
+    best = max((alone, both), key=lambda one: one.probability or 0.0)
+    assert (reply.text, reply.probability) == (best.text, best.probability)
+    places = [(one.document, one.start) for one in reply.evidence]
+    assert len(set(places)) == len(places)
+    assert {(one.document, one.start) for one in both.evidence} <= set(places)
+    repeated = asker.ask(second, books, history=[Turn(first, both.text)], evidence=50)
+    quotes = {text[slice(*one.quote)] for one in repeated.evidence if one.quote}
+    spans = {
+        text[slice(*one.quote)]
+        for one in asker.ask(second, books, evidence=50).evidence
+        if one.quote
+    }
+    assert both.text not in quotes - spans
+    assert asker.ask(second, books, history=[Turn(first, "")]).text == alone.text
 
 
 def test_more_than_a_quotation_needs_a_reader(loaded: Any) -> None:
@@ -156,8 +180,6 @@ def test_more_than_a_quotation_needs_a_reader(loaded: Any) -> None:
         assert (reply.text == NEEDS_READER) is not answered
         assert not reply.doubtful
         assert "Ahab" in reply.evidence[0].text
-    history = [Turn("Summarise what Ahab does.", NEEDS_READER)]
-    assert find_referenced_turn("When does he do it?", history) == history[0].question
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Summarise it."])

@@ -109,8 +109,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by the name of its main file; files of an embedded
-    workbook do not count. If the zip is cut off, any such name among the bytes decides."""
+    """Returns the format of a zipped document by the name of its main file, but not by files of an
+    embedded workbook. If `head` lacks the zip's directory, any such name in `head` decides."""
     import io
     import zipfile
 

@@ -64,8 +64,8 @@ class IdentityRotaryEmbedding(nn.Module):
 
 
 def get_last_token_only_options(config: Any) -> dict[str, int]:
-    """Returns the forward options with which layers that use another layer's keys compute only the
-    last token, or {} if the model's family has no such options."""
+    """Returns options of the forward call that make layers which share another layer's keys
+    compute only the last token; {} if the model's family has no such options."""
     return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
 
 

@@ -214,17 +214,18 @@ def limit_rendering_steps() -> Iterator[None]:
     """Raises ModelError if chat templates rendered in the block take too many steps."""
     steps = 0
 
-    def count_rendering_step(frame: FrameType, event: str, argument: object) -> Any:
+    def limit_template_steps(frame: FrameType, event: str, argument: object) -> Any:
+        """A trace function (`sys.settrace`) that counts steps of templates, up to a limit."""
         nonlocal steps
         steps += 1
         if steps > _MAX_STEPS:
             raise ModelError(
                 f"the model's chat template must end within {_MAX_STEPS:,} steps", _NO_TEMPLATE
             )
-        return count_rendering_step if frame.f_code.co_filename == "<template>" else None
+        return limit_template_steps if frame.f_code.co_filename == "<template>" else None
 
     before = sys.gettrace()
-    sys.settrace(count_rendering_step)
+    sys.settrace(limit_template_steps)
     try:
         yield
     finally:

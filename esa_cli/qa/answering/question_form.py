@@ -1,5 +1,4 @@
-"""Recognises questions that ask for more than a quotation, or that refer to an earlier question or
-its answer."""
+"""Recognises questions that ask for more than a quotation, and answers that repeat earlier ones."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Turn, says_nothing_found
+from esa_cli.qa.answering.reply import Turn
 from esa_cli.system.text import has_lone_surrogate
 
 FREE = re.compile(
@@ -26,49 +25,8 @@ FREE = re.compile(
     re.IGNORECASE,
 )
 """Matches requests: a verb in the imperative, with its object if the word can also be a noun."""
-REFERS = re.compile(
-    r"\b(?:he|she|it|they|him|her|his|hers|its|them|their|theirs|this|that|these|those|there)\b",
-    re.IGNORECASE,
-)
-CONTINUES = re.compile(r"^(?:and|but|so|also|why|how so|what about)\b[^?]{0,30}\?*$", re.IGNORECASE)
-"""Matches short questions that continue the previous turn."""
-ELLIPTIC = re.compile(
-    r"(?:(?:and|but|so),?\s+)?"
-    r"(?:"
-    # `When?`, `By whom?`, `How many feet?`, `Where exactly?`; not `Where Ahab`
-    r"(?:(?:at|by|from|for|in|of|on|since|until|to|with|about)\s+)?"
-    r"(?:who|whom|whose|what|which|when|where|why|how(?:\s+(?:many|much|long|often|far|old))?)"
-    r"(?:\s+(?-i:[a-z]+))?"
-    # `And the miners of Deepfold?`, `What about Pip?`
-    r"|(?:(?<=and )|(?<=but )|(?:what|how)\s+about\s+)"
-    r"(?!.*\b(?:who|what|which|when|where|why|how|is|are|was|were|did|does|do|has|have|had)\b)"
-    r"[^?]{1,60}"
-    r")\s*\?*",
-    re.IGNORECASE,
-)
-"""Matches elliptic questions, which are incomplete without the previous question."""
 LONGEST = 500
 """The maximum number of characters of a question that completes the next question."""
-DUMMIES = re.compile(
-    r"\b(?:"
-    # relative: `the man that sold`; but not `Who told the man that?`
-    r"(?:the|an?|any|every|some|no)\s+\w+\s+that(?=\s+\w)"
-    r"(?!\s+(?:night|morning|day|evening|week|year|time)\b)"
-    r"|(?:one|ones|those|all|anyone|anything|someone|something|everything|nothing)\s+that(?=\s+\w)"
-    # conjunction: `say that the`, `think that Ahab`
-    r"|(?:says?|said|thinks?|thought|knows?|knew|believes?|believed|claims?|claimed|true)\s+that"
-    r"(?=\s+(?:the|an?|(?-i:[A-Z]\w*))\b)"
-    # `Who was it that`, `what time is it`, `was it true`, `how long did it take to`
-    r"|(?:is|was)\s+it\s+that"
-    r"|(?:time|date|day|month|year|season)\s+(?:is|was)\s+it"
-    r"|(?:is|was)\s+it\s+(?:raining|snowing|(?:true|possible)(?:\s+that)?)"
-    r"|it\s+takes?(?=\s+(?:\w+\s+){0,3}to\b)"
-    # `is there a`
-    r"|(?:is|are|was|were)\s+there(?=\s+(?:an?|any|some|no)\b)"
-    r")",
-    re.IGNORECASE,
-)
-"""Matches pronouns that have only a grammatical function, and refer to no earlier turn."""
 
 
 def validate_question(question: str) -> None:
@@ -85,24 +43,14 @@ def wants_free_text(question: str) -> bool:
     return bool(FREE.match(question))
 
 
-def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
+def find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
+    """Returns the last turn that has a question and an answer; None if its question is long."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
-    return next(whole, None)
+    last = next(whole, None)
+    return None if last is None or len(last.question) > LONGEST else last
 
 
-def expand_ellipsis(question: str, history: Sequence[Turn]) -> str:
-    """Puts the previous question before an elliptic question, such as `By whom?`."""
-    before = _find_last_answered_turn(history)
-    if before is None or not ELLIPTIC.fullmatch(question.strip()):
-        return question
-    last = before.question.strip()
-    return f"{last} {question}" if len(last) <= LONGEST else question
-
-
-def find_referenced_turn(question: str, history: Sequence[Turn]) -> str:
-    """Returns the previous question and answer as text if a question refers to them, else ""."""
-    refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
-    last = _find_last_answered_turn(history)
-    if last is None or not refers:
-        return ""
-    return last.question if says_nothing_found(last.answer) else f"{last.question} {last.answer}"
+def repeats_answer(quotation: str, answer: str) -> bool:
+    """Whether a quotation contains an answer, or is at least half of the answer."""
+    new, old = (" ".join(text.casefold().split()).strip(" .") for text in (quotation, answer))
+    return old in new or (new in old and 2 * len(new) >= len(old))

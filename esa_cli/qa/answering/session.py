@@ -353,5 +353,5 @@ class Session:
             self._run_model_on_tokens(question.drop_answer_prefix())
         self.cache.truncate(length)
         with report_plugin_errors(vars(method)):
-            query.selector = method.selector.after_survey(query.selector)
+            query.selector = method.selector.start_turn_after_survey(query.selector)
         query.surveying = query.dense = False

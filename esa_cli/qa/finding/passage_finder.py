@@ -232,25 +232,21 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def find_passages(
-        self, question: str, count: int, *, earlier_text: str = "",
-        reduced: ReducedQueries | None = None,
-    ) -> list[Passage]:  # fmt: skip
+        self, question: str, count: int, *, reduced: ReducedQueries | None = None
+    ) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more."""
-        scores = self.score_windows(question, earlier_text=earlier_text, reduced=reduced)
+        scores = self.score_windows(question, reduced=reduced)
         return self.pick_best_passages(scores, count)
 
     def score_windows(
-        self, question: str, *, earlier_text: str = "", reduced: ReducedQueries | None = None
+        self, question: str, *, reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows for a question, and judges which windows may answer because they have,
         or are near, a word of the question or, with a token index, a similar meaning.
 
         Args:
-            earlier_text: text of earlier turns that the question refers to, with half BM25 weight.
             reduced: the question's reduced queries, for documents with a token index."""
         bm25 = self.index.compute_bm25_scores(question)
-        if earlier_text:
-            bm25 = bm25 + 0.5 * self.index.compute_bm25_scores(earlier_text)
         words, fitting, ranking = divide_by_highest(bm25), bm25 > 0, self.ranking
         total = ranking.compute_bm25_odds(words)
         if reduced is None or not self._indexed:
@@ -332,7 +328,8 @@ def compute_probability(log_odds: float) -> float:
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which tokens [first, last) overlap each of W ranges of characters (W, 2)."""
+    """Returns the bounds [first, last), each (W,), of the tokens that overlap each of W ranges of
+    characters (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -383,12 +380,12 @@ class PassageSearch:
 
     @torch.inference_mode()
     def find_passages_to_read(
-        self, question: str, books: Sequence[Book], count: int, earlier_text: str = ""
+        self, question: str, books: Sequence[Book], count: int
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
-        reduced = self.encode_question(f"{earlier_text} {question}".strip(), books)
+        reduced = self.encode_question(question, books)
         finder = self.get_passage_finder(books)
-        return finder.find_passages(question, count, earlier_text=earlier_text, reduced=reduced)
+        return finder.find_passages(question, count, reduced=reduced)
 
     @torch.inference_mode()
     def search_passages(

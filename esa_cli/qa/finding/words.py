@@ -285,7 +285,8 @@ def _find_nearest_windows(
 
 
 def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each content word of a text that a question has."""
+    """Returns the characters [start, end) of each content word of a text that also occurs in a
+    question."""
     language = detect_language(text)
     wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}
     located = locate_content_words(text, language)

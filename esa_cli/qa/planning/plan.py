@@ -202,7 +202,8 @@ class KvCacheCosts(TokenIndexCosts):
 
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:
-    """Returns how many bytes of a GPU a KV cache can take: free bytes, and unused ones of torch."""
+    """Returns how many bytes of a GPU a KV cache can take: those that are free, and those that
+    torch has reserved and does not use."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 

@@ -179,7 +179,7 @@ class ServerReader:
             models = json.loads(response.content).get("data") or ()
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            broken = BrokenAnswerError("the answer is not the JSON of a list of models")
+            broken = BrokenAnswerError("the response is not a list of models in JSON")
             raise self._make_connection_error(broken) from error
         except requests.RequestException as error:
             raise self._make_connection_error(error) from error
@@ -251,7 +251,7 @@ def _parse_answer_event(data: bytes) -> _AnswerPart:
         count = tokens if isinstance(tokens, int) else None
         return text if isinstance(text, str) else "", choice.get("finish_reason"), count
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise BrokenAnswerError("the answer is not the JSON of a chat completion") from error
+        raise BrokenAnswerError("the response is not a chat completion in JSON") from error
 
 
 def _parse_error_body(response: requests.Response) -> dict[str, Any]:

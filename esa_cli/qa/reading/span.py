@@ -12,6 +12,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,12 +35,13 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.answering.question_form import expand_ellipsis, validate_question, wants_free_text
+from esa_cli.qa.answering.question_form import validate_question, wants_free_text
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
@@ -49,8 +51,8 @@ UNMENTIONED = 4.5
 
 
 class AnswerCombination:
-    """The logistic regression that gives the probability that a passage's span is the answer, fit
-    by `benchmarks/certainty.py` to answers to the development questions.
+    """The conditional logistic regression that gives the probability that a passage's span is the
+    answer, fit by `benchmarks/certainty.py` to answers to the development questions.
 
     Args:
         weights: an intercept and the weights of a reading's log-odds and of its span's
@@ -79,7 +81,8 @@ class AnswerCombination:
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
-        """Returns the log-odds that the span of a passage that was found is the answer."""
+        """Returns the log-odds that the span of a passage that was found is the answer, against no
+        passage having the answer."""
         if reading.span is None:
             return -math.inf
         weights, found = self.weights, passage.late
@@ -93,6 +96,19 @@ class AnswerCombination:
         if probability >= self.answer:
             return "answer"
         return "perhaps" if probability >= self.perhaps else "nothing"
+
+
+def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | None]) -> list[float]:
+    """Returns the probability of each passage's answer if at most one answer is right, so that more
+    passages do not make wrong answers more probable. Passages with the same answer share it.
+
+    Args:
+        log_odds: of each passage, against no passage having the answer."""
+    shares = torch.tensor([*log_odds, 0.0], dtype=torch.float64).softmax(0).tolist()
+    totals = Counter[str | None]()
+    for answer, share in zip(answers, shares, strict=False):
+        totals[answer] += share
+    return [totals[answer] for answer in answers]
 
 
 class SpanReader:
@@ -115,9 +131,10 @@ class SpanReader:
         self.combination = AnswerCombination.load(folder)
         self._window, self._settings = window, settings
 
-    def check_length(self, question: str) -> int:
-        """Counts a question's tokens in the prompt, and checks that they leave room for passages.
-        Raises UsageError: the question is empty, or not UTF-8. LengthError: it is too long."""
+    def count_question_tokens(self, question: str) -> int:
+        """Counts the tokens of the prompt with a question, and checks that they leave room for a
+        passage. Raises UsageError: the question is empty, or not UTF-8. LengthError: it is too
+        long."""
         validate_question(question)
         tokens = len(self.passages.prompt.encode_prompt(question, "").ids)
         need = tokens + min(ROOM, self._window // 2)
@@ -131,18 +148,27 @@ class SpanReader:
 
     @torch.inference_mode()
     def rank_passages(
-        self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0
-    ) -> list[Passage]:
-        """Reads passages, and sorts them by the probability that their span is the answer.
+        self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
+        progress: Progress | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """Reads passages, and sorts them by the log-odds that their span is the answer.
 
         Args:
-            unmentioned_share: the share of a name that no document has; lowers all log-odds."""
+            unmentioned_share: the share of a name that no document has; lowers all log-odds.
+            progress: called with (passages read, all passages); its exceptions pass through."""
+        texts = [one.text for one in passages]
+        readings = self.passages.read_passages(question, texts, progress)
+        scores = list(map(self.combination.compute_log_odds, passages, readings))
+        spans = [reading.span for reading in readings]
+        answers = [
+            None if span is None else normalise_answer(text[span.start : span.end])
+            for text, span in zip(texts, spans, strict=True)
+        ]
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
-        readings = self.passages.read_passages(question, [one.text for one in passages])
-        for one, reading in zip(passages, readings, strict=True):
-            score = self.combination.compute_log_odds(one, reading)
-            probability = 1 / (1 + math.exp(min(doubt - score, 700.0)))
-            span = reading.span
+        probabilities = compute_probabilities([score - doubt for score in scores], answers)
+        for one, score, probability, span in zip(
+            passages, scores, probabilities, spans, strict=True
+        ):
             quote = None if span is None else (one.start + span.start, one.start + span.end)
             out.append(replace(one, score=score, probability=probability, quote=quote))
         return sorted(out, key=lambda one: -one.score)
@@ -152,7 +178,7 @@ class SpanReader:
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         """Answers as `Reader.answer` describes, from passages in the order of `rank_passages`."""
-        reply = self._quote_best_passage(expand_ellipsis(question, history), passages)
+        reply = self._quote_best_passage(question, passages)
         on_text(reply.text_with_certainty)
         return reply
 
@@ -184,11 +210,18 @@ MAX_TOKENS = 32
 PATIENCE = 3
 """The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 HEAD_NAMES = {"start", "end", "has", "bias"}
+_ARTICLES = frozenset(("a", "an", "the"))
 
 
 def collapse_spaces(text: str) -> str:
     """Returns the text in one line, with one space in place of each run of white space."""
     return " ".join(text.split())
+
+
+def normalise_answer(text: str) -> str:
+    """Returns the words of an answer in lower case, without articles unless there is no other."""
+    words = re.findall(r"\w+", text.lower())
+    return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
 def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
@@ -304,18 +337,24 @@ class PassageReader:
     def _fused(self) -> FusedForward:
         return FusedForward(self.model, adapter=self._adapter)
 
-    def read_passages(self, question: str, passages: Sequence[str]) -> list[PassageReading]:
-        """Reads all passages, each with the same question, in a few forward calls."""
+    def read_passages(
+        self, question: str, passages: Sequence[str], progress: Progress | None = None
+    ) -> list[PassageReading]:
+        """Reads all passages, each with the same question, in groups of a few passages, and calls
+        `progress` before and after each group with (passages read, all passages)."""
         if self._head is None:
             return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
         prompts = [self.prompt.encode_prompt(question, self._clip(question, p)) for p in passages]
         out: dict[int, PassageReading] = {}
+        progress = combine_progress_callbacks(progress)
+        progress(0, len(prompts))
         with nullcontext() if self._adapter is None or self._fuses else self._adapter.apply():
             order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
             for group in iterate_groups(order):
                 states = self._compute_states([prompts[n].ids for n in group])
                 for n, rows in zip(group, states, strict=True):
                     out[n] = self._find_answer(passages[n], prompts[n], rows)
+                progress(len(out), len(prompts))
         return [out[n] for n in range(len(prompts))]
 
     def _clip(self, question: str, passage: str) -> str:

@@ -134,6 +134,7 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
+        """The bytes of one token's keys, values and reduced keys in one layer."""
         if self.kind == "native":
             return self.width * ITEM_BYTES[self.dtype]
         return self.width + 4 * (self.width // self.block)

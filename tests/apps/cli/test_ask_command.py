@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from command import TINY, Esa, fail
+from tiny_reader import save_tiny_reader
 
 from esa_cli.apps.cli.output.answer_output import (
     NOT_FOUND,
     format_passage_line,
     format_unsupported_sentences,
 )
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.models import load
+from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.answering.reply import (
     NOT_TOLD,
     CheckedSentence,
@@ -137,6 +142,34 @@ def test_an_uncertain_answer_is_marked(esa: Esa, note: str) -> None:
     result = esa(*ask)
     assert result.out == f"perhaps: {data['answer']}\n"
     assert f"»{data['answer']}«" in result.err
+
+
+def test_a_thorough_answer_shows_its_progress_on_a_terminal_and_stops_at_ctrl_c(
+    esa: Esa, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_reader(load("random:llama", device="cpu", dtype="float32").model, tmp_path)
+    Path("long.md").write_text("The gate opens at nine. " * 400, "utf-8")
+    reads = ["ask", "long.md", "When?", *TINY, *FROM_TEXT, "--set", f"answer.adapter={folder}"]
+    shown: list[str] = []
+    monkeypatch.setattr(Reporter, "show_spinner", lambda reporter, text: shown.append(text))
+    result = esa(*reads, "--thorough")
+    assert result.code == 0
+    assert "reading" not in f"{shown} {result.err}", "standard error is no terminal"
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: stream is sys.stderr)
+    assert esa(*reads, "--thorough", "--json").data["answer"] in result.out
+    read = [text for text in shown if text.startswith("reading: ")]
+    count = int(read[0].split()[3])
+    assert [int(text.split()[1]) for text in read] == [*range(0, count, GROUP), count]
+    assert count > GROUP
+
+    def interrupt(reporter: Reporter, text: str) -> None:
+        if text.startswith(f"reading: {GROUP} of"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reporter, "show_spinner", interrupt)
+    result = esa(*reads, "--thorough")
+    assert (result.code, result.out) == (130, "")
+    fail(esa("ask", note, "When?", *TINY, "--thorough", "-q"), 2, "--thorough")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -41,6 +41,23 @@ def test_words_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[
     assert not set(BIDI) & set(told) - {*"evil x"}
 
 
+def test_the_time_left_is_counted_from_the_last_call_with_nothing_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, shown = [0.0], list[str]()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Reporter, "show_spinner", lambda reporter, text: shown.append(text))
+    show = Reporter(quiet=True).start_progress("reading", "passages")
+    for at, done in ((100.0, 0), (102.0, 4), (110.0, 16)):
+        clock[0] = at
+        show(done, 20)
+    assert shown == [
+        "reading: 0 of 20 passages",
+        "reading: 4 of 20 passages, 2 passages/s, 8.0 s left",
+        "reading: 16 of 20 passages, 2 passages/s, 2.5 s left",
+    ]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -171,7 +171,7 @@ def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPa
         ("drop", "cannot be reached", "running"),
         ("half", "broke off its answer", "again"),
         ("unended", "cannot be used: the stream broke off", "OpenAI"),
-        ("broken", "cannot be used: the answer is not the JSON", "OpenAI"),
+        ("broken", "cannot be used: the response is not", "OpenAI"),
         ("failing", "cannot be used: out of", "OpenAI"),
         ("page", "cannot be used: the answer is not a stream", "OpenAI"),
         ("whole", "cannot be used: the answer is not a stream", "OpenAI"),
@@ -200,7 +200,7 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "URL#MODEL"),
-        ("page", "cannot be used: the answer is not the JSON", "OpenAI"),
+        ("page", "cannot be used: the response is not", "OpenAI"),
         ("moved", "has moved: https://elsewhere.example/v1", "new address"),
     ],
 )

@@ -15,6 +15,7 @@ from tiny_reader import make_head, make_random_adapter
 
 from esa_cli.errors import LengthError
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
+from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT
@@ -115,6 +116,23 @@ def test_each_passage_is_read_as_alone_and_by_transformers(
     assert not any(layer._forward_hooks for layer in byte_model.modules())
 
 
+def test_progress_is_told_after_each_small_group(byte_model: Any, byte_level: Any) -> None:
+    made, texts = make_reader(byte_model, byte_level), PASSAGES * 3
+    calls: list[tuple[int, int]] = []
+    told = made.read_passages(QUESTION, texts, lambda *counts: calls.append(counts))
+    assert calls == [(n, len(texts)) for n in (*range(0, len(texts), GROUP), len(texts))]
+    for passage, (odds, _) in zip(texts, told, strict=True):
+        assert odds == pytest.approx(made.read_passages(QUESTION, [passage])[0][0], abs=1e-3)
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.read_passages(QUESTION, texts, stop)
+    assert not any(layer._forward_hooks for layer in byte_model.modules())
+
+
 def test_without_an_adapter_the_span_is_the_sentence_with_the_words(byte_level: Any) -> None:
     made = PassageReader(None, PassagePrompt(byte_level, PROMPT))
     text = "He sleeps. The captain  is Ahab, of course.\nIt rains."
@@ -162,7 +180,9 @@ class FixedReader:
     def __init__(self, odds: list[float], spans: list[float | None]) -> None:
         self.odds, self.spans = odds, [None if one is None else Span(0, 2, one) for one in spans]
 
-    def read_passages(self, question: str, passages: Any) -> list[PassageReading]:
+    def read_passages(
+        self, question: str, passages: Any, progress: Any = None
+    ) -> list[PassageReading]:
         return list(map(PassageReading, self.odds, self.spans))[: len(passages)]
 
 
@@ -184,12 +204,14 @@ def make_span_reader(window: int = 100, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_order_is_that_of_a_loop(seed: int) -> None:
-    """By the probability of the span; a name that no document has lowers all probabilities."""
+    """By log-odds; at most one answer is right, which several passages may have. A name that no
+    document has lowers all probabilities."""
     rng = random.Random(seed)
     odds = [rng.uniform(-3, 3) for _ in range(6)]
     spans = [rng.choice([None, rng.uniform(-4, 0)]) for _ in range(6)]
     found = [Passage("a", "a", None, 1, None, at, at + 9, "", rng.random()) for at in range(6)]
     made = make_span_reader(passages=FixedReader(odds, spans))
+    found = [replace(one, text=rng.choice(["ab cd.", "Ab!", "xy"])) for one in found]
     totals = {
         at: -math.inf if spans[at] is None
         else odds[at] - 0.5 + 0.5 * (spans[at] or 0.0) + 0.6 * found[at].score
@@ -199,10 +221,12 @@ def test_the_order_is_that_of_a_loop(seed: int) -> None:
     read = made.rank_passages("", found, 0.5)
     assert [one.start for one in read] == order
     assert [one.score for one in read] == pytest.approx([totals[at] for at in order])
+    odds_of = {at: math.exp(totals[at] - 2.25) for at in range(6)}
     for one, at in zip(read, order, strict=True):
         assert one.quote == (None if spans[at] is None else (at, at + 2))
-        wanted = 0.0 if spans[at] is None else 1 / (1 + math.exp(2.25 - totals[at]))
-        assert one.probability == pytest.approx(wanted)
+        same = [n for n in range(6) if found[n].text[:2].lower() == one.text[:2].lower()]
+        wanted = sum(odds_of[n] for n in same) / (1 + sum(odds_of.values()))
+        assert one.probability == pytest.approx(0.0 if spans[at] is None else wanted)
     assert made.rank_passages("", []) == []
     late = (-0.25, -0.5, -0.5, -0.5, 0.75)
     readings = FixedReader([2.0], [-1.0])
@@ -237,11 +261,11 @@ def test_a_question_leaves_room_for_passages() -> None:
     for window in range(10, 60):
         made = make_span_reader(window)
         if 7 + window // 2 <= window:
-            assert made.check_length("What") == 7
+            assert made.count_question_tokens("What") == 7
         else:
             with pytest.raises(LengthError):
-                made.check_length("What")
+                made.count_question_tokens("What")
     large = make_span_reader(5000)
-    assert large.check_length("x" * (5000 - span.ROOM - 3)) == 5000 - span.ROOM
+    assert large.count_question_tokens("x" * (5000 - span.ROOM - 3)) == 5000 - span.ROOM
     with pytest.raises(LengthError):
-        large.check_length("x" * (5000 - span.ROOM - 2))
+        large.count_question_tokens("x" * (5000 - span.ROOM - 2))

@@ -25,6 +25,7 @@ from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
+from esa_cli.system.progress import Progress, combine_progress_callbacks
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import DocumentOpener
@@ -67,6 +68,10 @@ class AskCommandOptions(options.DocumentSearchOptions):
             "Whether questions that ask for more, such as a summary, get a quotation (span), too.",
         ),
     ] = None
+    thorough: Annotated[
+        bool,
+        option("--thorough", "Read 16 passages, not 8: slower, and right a little more often."),
+    ] = False
 
     def choose_passage_count(self) -> int:
         """Returns how many passages `esa ask` shows or puts into its JSON object."""
@@ -149,16 +154,17 @@ class AskCommandRun:
         if len(named) > 1:
             is_stateful = ready.model_planner.costs.shape.stateful > 0
             check_can_join_documents(ready.resolved, ready.model.config["model_type"], is_stateful)
-        if opts.read == "never" and needs_kv_cache:
-            wrong = "--read never needs answers from passages, not from the KV cache"
+        if needs_kv_cache and (opts.thorough or opts.read == "never"):
+            name = "--thorough" if opts.thorough else "--read never"
+            wrong = f"{name} needs answers from passages, not from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
             new = [one.text for one in named if digest_text(one.text) not in stored]
             ready.model_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
-        # A script gets one answer only, the better one.
-        is_script = opts.as_json or not sys.stdout.isatty()
-        self.reads_later = opts.read == "after" and not is_script and ready.index is not None
+        # A script, and a user with --thorough, get one answer only, the better one.
+        wants_one = opts.as_json or opts.thorough or not sys.stdout.isatty()
+        self.reads_later = opts.read == "after" and not wants_one and ready.index is not None
         self.esa = esa = stack.enter_context(
             open_model(ready, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
@@ -218,11 +224,19 @@ class AskCommandRun:
         # Before the spinner, which replaces sys.stdout by a stream that ends each piece as a line.
         printer = answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None
         reporter.show_spinner("answering")
+        progress: Progress | None = None
+        if opts.thorough and reporter.live:
+            progress = combine_progress_callbacks(
+                reporter.start_progress("reading", "passages"),
+                lambda done, total: reporter.show_spinner("answering") if done == total else None,
+            )
         reply = self.esa.ask(
             self.question,
             self.books,
             evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
             on_text=printer,
+            thorough=opts.thorough,
+            progress=progress,
             **self.generation,
         )
         reporter.clear_spinner()

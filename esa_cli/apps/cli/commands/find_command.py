@@ -26,7 +26,6 @@ from esa_cli.documents.sources import find_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, read_json_lines, refuse_other_first_field
-from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
@@ -412,12 +411,10 @@ def _collect_and_print_places(
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], ReadingCoverage]:
     """Prints the places of this and an earlier run even after Ctrl-C, and returns the places."""
-    progress: Progress | None = None  # the clock starts when passages have been found
+    progress = reporter.start_progress("reading again", "passages")
 
     def show_progress(read_passages: int, all_passages: int) -> None:
-        nonlocal progress
         file.append_progress(collection.done_passage_count, collection.coverage)
-        progress = progress or reporter.start_progress("reading again", "passages")
         progress(read_passages, all_passages)
 
     reporter.show_spinner("finding passages")

@@ -11,8 +11,8 @@ from esa_cli.version import __version__
 
 PANELS = {
     "Documents": "library read keep shard join words watch prune allow haystack data from",
-    "Answer": "top all min least files answer report method methods max-new-tokens temperature "
-    "seed count distinct retry-failed limit questions",
+    "Answer": "top all min least files answer thorough report method methods max-new-tokens "
+    "temperature seed count distinct retry-failed limit questions",
     "Model": "preset model reader finder device",
     "Output": "out format json quiet long",
     "Expert": "set plugin rows engine workers",

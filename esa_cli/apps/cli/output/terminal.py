@@ -178,16 +178,22 @@ class Reporter:
         return self.start_progress("")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback that shows the progress, the rate and the remaining time."""
+        """Returns a callback that shows the progress, the rate and the remaining time. The rate is
+        measured from now, or from the last call with 0 done."""
         started = time.monotonic()
         if label and not self.live:
             self.show_note(f"esa: {label}")
         print_note_if_due = self.make_throttled_note_printer()
 
         def show_progress(done_count: int, total_count: int) -> None:
-            rate = done_count / max(time.monotonic() - started, 1e-9)
-            left = format_duration((total_count - done_count) / max(rate, 1e-9))
-            text = f"{done_count:,} of {total_count:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
+            nonlocal started
+            text = f"{done_count:,} of {total_count:,} {unit}"
+            if done_count:
+                rate = done_count / max(time.monotonic() - started, 1e-9)
+                left = format_duration((total_count - done_count) / rate)
+                text += f", {rate:,.0f} {unit}/s, {left} left"
+            else:
+                started = time.monotonic()
             self.show_spinner(f"{label}: {text}" if label else text)
             if done_count < total_count and not self.live:
                 print_note_if_due(text)
