@@ -17,13 +17,8 @@ PRIVATE = {
 }
 """Headers of responses with names or texts of documents, which foreign pages may not load."""
 SCRIPTS = (
-    "requests.js",
-    "reading.js",
-    "documents.js",
-    "sending.js",
-    "storing.js",
-    "conversation.js",
-)
+    "requests.js", "reading.js", "documents.js", "sending.js", "storing.js", "conversation.js",
+)  # fmt: skip
 """The page's scripts in order; while it loads, a script uses only functions of earlier ones."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from esa_cli.qa.answering.reply import Reply
 
@@ -30,12 +29,13 @@ class StoppedText:
         end = find_stop(text, self._sequences)
         self._has_ended = end is not None
         if end is None:
-            longest = min(max(map(len, self._sequences), default=1) - 1, len(text))
-            tails = (text[-length:] for length in range(longest, 0, -1))
-            begun = (tail for tail in tails if any(map(partial(_begins, tail), self._sequences)))
-            end = len(text) - len(next(begun, ""))
+            begun = (at for at in range(len(text)) if self._can_begin(text[at:]))
+            end = next(begun, len(text))
         self._waiting = text[end:]
         self._send(text[:end])
+
+    def _can_begin(self, tail: str) -> bool:
+        return any(sequence.startswith(tail) for sequence in self._sequences)
 
     def finish_reply(self, reply: Reply) -> Reply:
         """Sends what waits still, and returns the reply up to the first stop sequence."""
@@ -47,10 +47,6 @@ class StoppedText:
         sentences = tuple(one for one in reply.sentences if one.end <= end)
         text = reply.text[:end]
         return replace(reply, text=text, cut=False, quotation=None, sentences=sentences)
-
-
-def _begins(beginning: str, sequence: str) -> bool:
-    return sequence.startswith(beginning)
 
 
 def find_stop(text: str, sequences: Sequence[str]) -> int | None:

@@ -107,8 +107,9 @@ def long_document() -> Document:
     lines = [f"Line {number} says nothing of note \U0001f600.\n" for number in range(3000)]
     lines[2000] = "The mill of Brookfield burned down in 1812.\n"
     text = "".join(lines)
-    half = text.index("Line 1500 ")
-    return Document("long.pdf", text, "long.pdf", "", 9, (Mark(0, 1), Mark(half, 2, "Fires")))
+    early, half = text.index("Line 700 "), text.index("Line 1500 ")
+    marks = (Mark(0, 1), Mark(early, 1, "Nothing"), Mark(half, 2, "Fires"))
+    return Document("long.pdf", text, "long.pdf", "", 9, marks)
 
 
 def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> None:
@@ -130,6 +131,8 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
         page.click("#earlier")
         page.wait_for_timeout(150)
     assert page.inner_text("#text").startswith("Line 0 says nothing of note \U0001f600.")
+    assert "Line 700 " in page.inner_text("#text")
+    assert page.locator("#text .page").count() == 1, "a chapter begins no page"
 
 
 def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
