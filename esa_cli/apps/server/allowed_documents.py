@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -148,8 +148,10 @@ class AllowedDocuments:
     ) -> RequestableDocument:
         if name in self._given:
             return self._given[name]
-        if sent := self.sent.list_documents(parse_session(name)).get(name):
-            return RequestableDocument(name, document=sent)
+        if name.startswith(SESSION):
+            if sent := self.sent.list_documents(parse_session(name)).get(name):
+                return RequestableDocument(name, document=sent)
+            raise _make_missing_document_error(name)
         if self.has_stored and name.startswith(STORED):
             if name in list_stored_texts():
                 return list_stored_texts()[name]
@@ -184,8 +186,7 @@ class AllowedDocuments:
         yield DocumentGroup(f"{SESSION}{session}:*", "This session", sent)
         given = [book.document for book in self.given_books if book.document.stamp]
         paths = {str(Path(document.source).resolve()) for document in given}
-        stored = list[RequestableDocument]()
-        listed = dict[str, RequestableDocument]()
+        stored, listed = list[RequestableDocument](), dict[str, RequestableDocument]()
         try:
             listed = self.list_stored_texts()
         except (LibraryError, DiskError):
@@ -200,12 +201,8 @@ class AllowedDocuments:
                 paths |= {path} - {""}
         yield DocumentGroup(f"{STORED}*", "Library", stored)
         for number, folder in enumerate(self.allowed_folders, 1):
-            files = self._list_folder_files(folder, left_out)
-            documents = [
-                RequestableDocument(id, str(path))
-                for path, id in files.items()
-                if str(path) not in paths
-            ]
+            files = [(str(path), id) for path, id in self._list_folder_files(folder, left_out)]
+            documents = [RequestableDocument(id, path) for path, id in files if path not in paths]
             paths |= {document.path for document in documents}
             yield DocumentGroup(f"folder:{number}:*", folder.name, documents)
 
@@ -335,8 +332,10 @@ class AllowedDocuments:
             texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
             raise DocumentError(*texts) from error
 
-    def _list_folder_files(self, folder: Path, left_out_messages: list[str]) -> dict[Path, str]:
-        """Returns the ids of readable files in an allowed folder, by resolved path."""
+    def _list_folder_files(
+        self, folder: Path, left_out_messages: list[str]
+    ) -> ItemsView[Path, str]:
+        """Returns the resolved paths of the readable files in an allowed folder, and their ids."""
         ids, found = dict[Path, str](), FoundFiles()
         try:
             found = find_readable_files(str(folder))
@@ -350,7 +349,7 @@ class AllowedDocuments:
             with suppress(ApiError):
                 if not has_lone_surrogate(id):
                     ids.setdefault(self._resolve_file_path(id), id)
-        return ids
+        return ids.items()
 
     def store_document(self, document: Document, progress: Progress | None = None) -> str:
         """Stores a document in the library and returns its id. Only the server's `JobThread` may

@@ -181,7 +181,7 @@ def serve_over_http(
         app = server_app.make_asgi_app(
             esa, allowed, opts.token, limits,
             lambda line: reporter.show_note(f"esa: {line}"),
-            lambda line: reporter.warn(f"esa: {line}"), access_log,
+            lambda line: reporter.warn(f"esa: {line}"), access_log=access_log,
         )  # fmt: skip
         address = server_app.make_base_url(sock)
         print(address, flush=True)
