@@ -61,7 +61,7 @@ núm pág págs pag pagg стр рис гл табл al apdo tel str blz kl ss b
 NUMBERED = frozenset(_NUMBERED.split())
 """Abbreviations, in lower case, that end no sentence before a number."""
 NUMBER = re.compile(r"\s*(?:\d|[IVXLC]{2,}\b)")
-LETTERS = re.compile(r"(?<!\w)([\w\u093e-\u094d]+)\.$")
+LETTERS = re.compile(r"(?<![\w\u093e-\u094d])([\w\u093e-\u094d]+)\.$")
 OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
 """The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
 a sentence."""

@@ -1,8 +1,9 @@
 """Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
-A folder stands for all readable files below it, without links and hidden, binary or ignored files
-(`.gitignore`). An existing path is not read as a pattern, even if it contains `*`, `?` or `[`. In
-.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
+A folder stands for all readable files below it, without links, hidden, binary or ignored files
+(`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern, even if it
+contains `*`, `?` or `[`. In .gitignore files, classes such as `[[:alpha:]]` and backslashes inside
+brackets are not supported.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
-_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
+_OWN = "written by esa"
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN)
 """Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
 """The maximum size of a .gitignore file in bytes; a larger file is not read."""
+WRITTEN_BY_ESA = "<!-- written by esa -->"
+"""The first line of a report or chat of esa, after an HTML page's doctype. A folder's files with
+this line are left out, since their answers would come from former answers."""
+_OWN_FILE = re.compile(rf"(?:<!doctype html>\s*)?{WRITTEN_BY_ESA}".encode())
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -213,6 +219,8 @@ def _explain_why_file_is_left_out(file_path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
+    if _OWN_FILE.match(head):
+        return _OWN
     return "binary" if not choose_reader(head, file_path).binary and looks_binary(head) else ""
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
+from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
 if TYPE_CHECKING:  # they import torch
@@ -334,13 +334,15 @@ class Esa:
                 reply = self._check_sentences(reply, questions, passages, placed)
         passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
-        foreign = self.search.get_passage_finder(placed).list_foreign_languages()
+        finder = self.search.get_passage_finder(placed)
+        has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
+        missing = () if has_answer else finder.index.list_missing_words(question)
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started, answered_from="text",
             read=all(book.index is not None for book in books),
-            foreign_languages=tuple(foreign),
+            foreign_languages=tuple(finder.list_foreign_languages()), missing_words=tuple(missing),
         )  # fmt: skip
 
     def _check_sentences(
@@ -459,7 +461,8 @@ class Esa:
         """Returns an HTML page of the last answer, its evidence and the documents asked."""
         from esa_cli.qa.evidence import make_evidence_page
 
-        return make_evidence_page(reply, question, *self._get_token_weights_of_last_answer(books))
+        asked, _ = self._get_token_weights_of_last_answer(books)
+        return make_evidence_page(reply, question, asked)
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer; duplicate documents are left out.

@@ -9,7 +9,9 @@ from html import escape
 import torch
 from torch import Tensor
 
-from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
+from esa_cli.documents.sources import WRITTEN_BY_ESA
+from esa_cli.qa.answering.passage_choice import choose_passages, is_quoted
+from esa_cli.qa.answering.reply import HeatMap, Quotation, Reply, ShadedSpan
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
@@ -96,26 +98,23 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 """
 
 
-def make_evidence_page(
-    reply: Reply, question: str, books: Sequence[Book], token_weights: Tensor
-) -> str:
+def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> str:
     """Returns an HTML page with an answer and with documents in which passages are marked."""
-    whole = float(sum(get_book_token_weights(book, token_weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
+    is_certain = reply.found and reply.certainty != "perhaps"
+    passages = choose_passages(reply, len(reply.evidence))
     listed = [
-        f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_format_passage_location(one))}</a> '
-        f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
-        for number, one in enumerate(reply.evidence, 1)
+        f'<li value="{number}"><blockquote dir="auto">{_mark_quotation(one, reply.quotation)}'
+        f'</blockquote><a href="#passage-{number}">{escape(one.describe_place())}</a></li>'
+        for number, one in passages
     ]
     sections = [
-        f'<h2>{escape(book.document.name)}</h2>\n<p class="soft">'
-        f"{100 * float(get_book_token_weights(book, token_weights).sum()) / (whole or 1):.0f} % "
-        f'of the attention</p>\n<div class="text" dir="auto">'
-        f"{_format_marked_document(book, reply.evidence)}</div>"
+        f'<h2>{escape(book.document.name)}</h2>\n<div class="text" dir="auto">'
+        f"{_format_marked_document(book, passages)}</div>"
         for book in books
     ]
     page = f"""<!doctype html>
+{WRITTEN_BY_ESA}
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -131,7 +130,7 @@ def make_evidence_page(
 <h1 dir="auto">{escape(question)}</h1>
 <p class="answer" dir="auto">{escape(reply.text_with_marks)}</p>
 {f'<p class="soft">{doubt}</p>' if reply.doubtful else ""}
-<h2 id="passages">{"What the answer rests on" if reply.found else "The nearest passages"}</h2>
+<h2 id="passages">{"What the answer rests on" if is_certain else "The nearest passages"}</h2>
 <ol>{"".join(listed)}</ol>
 {"".join(sections)}
 </body>
@@ -140,18 +139,22 @@ def make_evidence_page(
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _format_passage_location(passage: Passage) -> str:
-    page = [] if passage.page is None else [f"page {passage.page}"]
-    chapter = [passage.chapter] if passage.chapter else []
-    return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
+def _mark_quotation(passage: Passage, quotation: Quotation | None) -> str:
+    """Returns the text of a passage as HTML, in which the quotation is marked."""
+    if quotation is None or not is_quoted(passage, quotation):
+        return escape(passage.text)
+    first, last = quotation.start - passage.start, quotation.end - passage.start
+    parts = passage.text[:first], passage.text[first:last], passage.text[last:]
+    before, quoted, after = map(escape, parts)
+    return f"{before}<mark>{quoted}</mark>{after}"
 
 
-def _format_marked_document(book: Book, passages: Sequence[Passage]) -> str:
+def _format_marked_document(book: Book, passages: Sequence[tuple[int, Passage]]) -> str:
     """Returns the text of a document as HTML, in which each passage is marked and numbered."""
     document, parts, at = book.document, list[str](), 0
     own = [
         (one.start, one.end, number)
-        for number, one in enumerate(passages, 1)
+        for number, one in passages
         if one.document == document.name and document.text[one.start : one.end] == one.text
     ]
     for start, end, number in sorted(own):

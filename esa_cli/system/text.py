@@ -121,6 +121,11 @@ def _make_cached_stemmer(language: str) -> Any:
     return lru_cache(CACHED_RUNS)(snowballstemmer.stemmer(language).stemWord)
 
 
+def has_stemmer(language: str) -> bool:
+    """Whether words of a language are stemmed, so that all forms of a word are found."""
+    return _make_cached_stemmer(language) is not None
+
+
 @cache
 def _load_stop_words(language: str) -> frozenset[str]:
     return frozenset(map(_normalise_without_accents, load_function_words()[language]))
@@ -250,15 +255,24 @@ def detect_language(text: str) -> str:
     do not clearly belong to another language."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
-    sample, pattern = _prepare_word_search(sample)
-    counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
-    votes, known = Counter[str](), _map_stop_words_to_languages()
-    for word, count in counts.items():
-        for language in known.get(_normalise_without_accents(word), ()):
-            votes[language] += count
-    enough = max(MIN_WORDS, MIN_SHARE * counts.total(), MARGIN * votes[ENGLISH])
+    words, votes = len(_split_into_words(sample)), count_function_words(sample)
+    enough = max(MIN_WORDS, MIN_SHARE * words, MARGIN * votes[ENGLISH])
     best = max(votes, key=votes.__getitem__, default=ENGLISH)
     return best if votes[best] >= enough else ENGLISH
+
+
+def count_function_words(text: str) -> Counter[str]:
+    """Counts the words of a text that are among the most frequent words of each language."""
+    votes, known = Counter[str](), _map_stop_words_to_languages()
+    for word, count in Counter(_split_into_words(text)).items():
+        for language in known.get(_normalise_without_accents(word), ()):
+            votes[language] += count
+    return votes
+
+
+def _split_into_words(text: str) -> list[str]:
+    text, pattern = _prepare_word_search(text)
+    return [part for run in pattern.findall(text) for part in run.split("'")]
 
 
 def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:

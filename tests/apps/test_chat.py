@@ -15,6 +15,7 @@ from fake_asker import FakeAsker
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.commands.chat_command import DocumentChat
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import ResourceError
 from esa_cli.qa.answering.reply import Turn
 
@@ -75,8 +76,9 @@ def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
     lines.answer_question_or_run_command("/save talk.md")
     lines.answer_question_or_run_command("/save 'with space.md'")
     text = (tmp_path / "talk.md").read_text("utf-8")
+    assert text.startswith(WRITTEN_BY_ESA)
     assert "> two\n\nzwei\nlines\n" in text
-    assert "1. book0.txt, page 1, line 1 (50%): passage 0 of alpha" in text
+    assert "1. book0.txt, page 1, One: passage 0 of alpha" in text
     assert "- b\\udcff.txt\n" in text
     assert (tmp_path / "with space.md").read_text("utf-8") == text
     lines.answer_question_or_run_command("/save a.txt")

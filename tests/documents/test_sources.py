@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import sample_files as make
 
+from esa_cli.apps.cli.commands.chat_command import format_chat_as_markdown
 from esa_cli.documents import sources
 from esa_cli.documents.document import find_files, gather_documents
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.evidence import make_evidence_page
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
@@ -110,3 +113,20 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     ]
     assert once.left_out[:3] == found.left_out
     assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
+
+
+def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:
+    """A page that only mentions them is read."""
+    chat = format_chat_as_markdown("model", ["a.txt"], [("Who?", Reply("Ahab"))])
+    page = make_evidence_page(Reply("Ahab"), "Who?", [])
+    for name, text in (("chat.md", chat), ("page.html", page), ("about.md", f"Files: {chat}")):
+        (tree / name).write_text(text, "utf-8")
+    found = sources.find_readable_files(str(tree))
+    read = {Path(path).name for path in found.files}
+    assert "about.md" in read
+    assert not {"chat.md", "page.html"} & read
+    own = map(os.path.basename, found.left_out["written by esa"])
+    assert sorted(own) == ["chat.md", "page.html"]
+    assert find_files([str(tree / "chat.md")]).paths == (str(tree / "chat.md"),), (
+        "named by the user"
+    )

@@ -12,7 +12,7 @@ import torch
 from selectolax.lexbor import LexborHTMLParser
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.evidence import compute_passage_weights, make_evidence_page, make_heat_maps
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
@@ -35,9 +35,11 @@ def quote(book: Book, words: str, weight: float = 0.5, **place: Any) -> Passage:
     return replace(passage, line=3, **place)
 
 
-def page_of(books: Sequence[Book], weights: torch.Tensor, *evidence: Passage) -> LexborHTMLParser:
-    reply = Reply(NASTY, evidence, True, 9, 3, 0.5, 1.0)
-    return LexborHTMLParser(make_evidence_page(reply, NASTY, books, weights))
+def page_of(
+    books: Sequence[Book], *evidence: Passage, quotation: Quotation | None = None
+) -> LexborHTMLParser:
+    reply = Reply(NASTY, evidence, True, 9, 3, 0.5, 1.0, quotation=quotation)
+    return LexborHTMLParser(make_evidence_page(reply, NASTY, books))
 
 
 def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
@@ -75,27 +77,27 @@ def test_shades_are_of_the_heaviest_token_of_all() -> None:
 
 def test_the_whole_text_is_there_to_the_letter_and_passages_are_linked_both_ways() -> None:
     first, second = shelf(TEXT * 3), shelf("Bees sting.", 3 * len(TEXT), "b.txt")
-    weights = torch.zeros(second.rows.stop)
-    weights[5], weights[-1] = 3.0, 1.0
-    one, two = quote(first, "The gate opens"), quote(first, "opens at nine.")
+    one, two = quote(first, "The gate opens at"), quote(first, "opens at nine.")
     three = quote(second, "Bees sting.", 0.25, page=4, chapter="Two")
-    page = page_of([first, second], weights, one, two, three)
+    quotation = Quotation("a.txt", 4, 8)
+    page = page_of([first, second], one, two, three, quotation=quotation)
     links = {node.attributes["href"] for node in page.css("a")}
     assert links == {"#passage-1", "#passage-2", "#passage-3", "#passages"}
     shown = page.body.text()  # type: ignore[union-attr]
-    assert "b.txt, page 4, line 3, Two 25 % of the attention" in shown
-    assert "75 % of the attention" in shown, "of the first book"
+    assert "Bees sting.b.txt, page 4, Two" in shown
+    assert "%" not in shown
+    assert [node.text() for node in page.css("blockquote mark")] == ["gate"]
     page.strip_tags(["a"])
     assert [node.text() for node in page.css(".text")] == [TEXT * 3, "Bees sting."]
-    marks = [(node.attributes["id"], node.text()) for node in page.css("mark")]
+    marks = [(node.attributes["id"], node.text()) for node in page.css(".text mark")]
     assert marks == [
-        ("passage-1", "The gate opens"), ("passage-2", " at nine."), ("passage-3", "Bees sting."),
+        ("passage-1", "The gate opens at"), ("passage-2", " nine."), ("passage-3", "Bees sting."),
     ]  # fmt: skip
 
 
 def test_everything_is_escaped_and_nothing_is_fetched() -> None:
     book = shelf(f"One.\n{NASTY}\n\ud800", name=NASTY)
-    page = page_of([book], torch.ones(len(book.rows)), quote(book, NASTY, chapter=NASTY))
+    page = page_of([book], quote(book, NASTY, chapter=NASTY))
     assert not page.css("script, img, link, iframe, object, [src], [onerror], [onload], [onclick]")
     html = page.html or ""
     assert "default-src 'none'" in html

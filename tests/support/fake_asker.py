@@ -38,6 +38,7 @@ class FakeAsker:
     """
 
     name = "fake-model"
+    reader, spans = None, None
     answers_unread = False
     reader: object = None
 

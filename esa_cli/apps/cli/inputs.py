@@ -72,7 +72,9 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
 
     gathered = gather_documents(files).remove_repeated_texts()
     for left_out in gathered.left_out:
-        reporter.warn(f"esa: {left_out.message}")
+        has_name = left_out.files is None or "(" in left_out.why  # someone may miss the file
+        say = reporter.warn if has_name else reporter.show_note
+        say(f"esa: {left_out.message}")
     return gathered
 
 

@@ -290,7 +290,10 @@ class ChatCompletionMaker:
 
     def _select_reply_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
-        names = "evidence", "found", "certainty", "answered_from", "read", "quotation", "sentences"
+        names = (
+            "evidence", "found", "certainty", "answered_from", "read", "quotation", "sentences",
+            "missing_words",
+        )  # fmt: skip
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}
 

@@ -99,7 +99,9 @@ class Reply:
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
         foreign_languages: of the documents, for which the default models were not trained.
-        sentences: that were checked, if another model wrote the text from passages."""
+        sentences: that were checked, if another model wrote the text from passages.
+        missing_words: names, numbers and nouns of the question that no document has in any form,
+            as far as that is known; () with the certainty `answer`."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -116,11 +118,17 @@ class Reply:
     probability: float | None = None
     foreign_languages: tuple[str, ...] = ()
     sentences: tuple[CheckedSentence, ...] = ()
+    missing_words: tuple[str, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:
         """The answer as people see it: `perhaps: ` stands before an uncertain one."""
         return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
+
+    def describe_missing_words(self, documents: str = "The documents") -> str:
+        """Returns a sentence that names at most three missing words, or "" if there are none."""
+        words = [f'"{word}"' for word in self.missing_words[:3]]
+        return f"{documents} never mention {' or '.join(words)}." if words else ""
 
     @property
     def text_with_marks(self) -> str:
@@ -153,6 +161,7 @@ class Reply:
             "read": self.read,
             "quotation": None if self.quotation is None else asdict(self.quotation),
             "sentences": [asdict(one) for one in self.sentences],
+            "missing_words": list(self.missing_words),
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
             "timing": {

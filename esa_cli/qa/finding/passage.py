@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -44,6 +46,27 @@ class Passage:
             document.name, document.source, at.page, at.line, at.chapter, start, end,
             document.text[start:end], **other_fields,
         )  # fmt: skip
+
+    def describe_place(self) -> str:
+        """Describes where the passage is: the document, and what helps a person to find the passage
+        in this format: the page, the chapter, the row of a CSV table, or the line of a text."""
+        from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
+
+        path = self.document
+        if os.path.basename(self.source) == path or self.source == path:
+            path = os.path.normpath(self.source)
+            if os.path.isabs(path):
+                below = Path(path).is_relative_to(Path.cwd())
+                path = os.path.relpath(path) if below else self.document
+        reader = choose_reader(b"", self.source)
+        parts = [path] if self.page is None else [path, f"page {self.page:,}"]
+        if self.page is None and reader is BUILT_IN["csv"]:
+            parts.append(f"row {self.line:,}")
+        elif self.page is None and reader in (BUILT_IN["text"], BUILT_IN["markdown"]):
+            parts = [f"{path}:{self.line}"]
+        elif self.page is None and not self.chapter:
+            parts.append(f"line {self.line:,}")
+        return ", ".join([*parts, *([self.chapter] if self.chapter else [])])
 
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""

@@ -26,12 +26,15 @@ from torch import Tensor
 from esa_cli.documents.document import find_sentence_ends, strip_span
 from esa_cli.qa.finding.spelling import SpellingIndex
 from esa_cli.system.text import (
+    ENGLISH,
     Bm25Index,
     compute_digest_of_word_rules,
+    count_function_words,
     count_words_of_text,
     detect_language,
     find_content_words,
     find_question_words,
+    has_stemmer,
     locate_content_words,
 )
 
@@ -43,6 +46,15 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 HAN = re.compile(r"[\u3005\u3007\u3400-\u9fff\U00020000-\U0003ffff]")
 """Matches a Chinese character."""
+
+
+EDGES = re.compile(r"^\W+|(?:['’]s?)?\W*$")
+"""Matches what is not part of a word at its ends, such as quotation marks and `'s`."""
+NOUN = re.compile(
+    r"\b(?i:the|an?)\s+(?!\w+est\b|(?:child|fe?[eo]+t|(?:wo)?m[ae]n|mouse|mice|people|person)\b)"
+    r"([a-z]{3,})(?![-\w])"
+)
+"""Matches an English article, and the noun or adjective after it, but few irregular ones."""
 
 
 class TextWindow(NamedTuple):
@@ -233,6 +245,38 @@ class LexicalIndex:
         """Whether any document contains a word in any form, such as singular or plural."""
         words = find_question_words(word, self.languages)
         return any(stem in self._vocabulary for stem in chain.from_iterable(words))
+
+    def list_missing_words(self, question: str) -> list[str]:
+        """Lists names and numbers of a question, and English nouns after an article, that no
+        document has in any form; as the question writes them. Other words are left out, since they
+        may have irregular forms. Nothing is listed unless the question is in the language of a
+        document, and the words of all documents are stemmed."""
+        votes, languages = count_function_words(question), list(self.languages)
+        own = max((votes[language] for language in languages), default=0)
+        ascii_stems = sum(map(str.isascii, self._vocabulary))
+        is_unknown = ENGLISH in languages and 2 * ascii_stems < len(self._vocabulary)
+        if is_unknown or own < max([1, *votes.values()]) or not all(map(has_stemmer, languages)):
+            return []
+        missing, is_english = dict[str, None](), languages == [ENGLISH]
+        nouns = set(NOUN.findall(question)) if is_english else set[str]()
+        for number, part in enumerate(question.split()):
+            word = EDGES.sub("", part)
+            stems = [find_content_words(word, language) for language in languages]
+            is_name = number > 0 and any(map(str.isupper, word)) and not question.isupper()
+            if all(stems) and (is_name or word.isdecimal() or word in nouns):
+                is_regular = is_english and word not in nouns
+                if not any(self._has_form(stem, is_regular) for stem in chain(*stems)):
+                    missing[word] = None
+        return list(missing)
+
+    def _has_form(self, stem: str, is_regular: bool) -> bool:
+        """Whether any document has a stem or, unless all forms of its word have this stem, a stem
+        that contains it or begins like it, as `knive` begins like `knife`."""
+        if stem in self._vocabulary or is_regular or stem.isdecimal():
+            is_grouped = stem.isdecimal() and stem[3:] and stem[-3:] in self._vocabulary
+            return stem in self._vocabulary or bool(is_grouped)  # 1,803
+        start = stem[: max(3, len(stem) - 3)]
+        return any(other.startswith(start) or stem in other for other in self._vocabulary)
 
     @cached_property
     def _spellings(self) -> SpellingIndex:

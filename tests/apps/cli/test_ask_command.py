@@ -11,22 +11,11 @@ import pytest
 from command import TINY, Esa, fail
 from tiny_reader import save_tiny_reader
 
-from esa_cli.apps.cli.output.answer_output import (
-    NOT_FOUND,
-    format_passage_line,
-    format_unsupported_sentences,
-)
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.models import load
 from esa_cli.models.text_passes.text_forward import GROUP
-from esa_cli.qa.answering.reply import (
-    NOT_TOLD,
-    CheckedSentence,
-    Quotation,
-    Reply,
-    says_nothing_found,
-)
-from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.answering.reply import NOT_TOLD, says_nothing_found
 from esa_cli.qa.reading.span import AnswerCombination
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -56,7 +45,7 @@ def test_an_answer_is_shown_where_its_report_finds_no_room(
     asked = ["ask", note, "When?", *TINY, "--max-new-tokens", "4", "--report", "page.html"]
     monkeypatch.setattr(os, "fsync", full)
     result = esa(*asked)
-    assert "note.md, line" in result.err, "the passages"
+    assert "note.md:" in result.err, "the passages"
     assert "No space left" in result.err
     assert result.code == 6
     result = esa(*asked, "--json")
@@ -74,6 +63,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
         "quotation", "sentences", "reader", "read", "certainty", "probability",
+        "missing_words",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -128,7 +118,7 @@ def test_that_nothing_was_found_is_said_once(
     result = esa(*ask)
     assert result.out == f"{NOT_TOLD}\n"
     assert NOT_FOUND not in result.err
-    assert "  note.md, line 1" in result.err, "the nearest passages"
+    assert "  note.md:1" in result.err, "the nearest passages"
     assert "%" not in result.err
     result = esa(*ask, *QUIET)
     assert (result.data["found"], result.data["quotation"]) == (False, None)
@@ -172,31 +162,8 @@ def test_a_thorough_answer_shows_its_progress_on_a_terminal_and_stops_at_ctrl_c(
     fail(esa("ask", note, "When?", *TINY, "--thorough", "-q"), 2, "--thorough")
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_quotation_is_visible_in_the_line_of_its_passage(width: int) -> None:
-    text = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 9}"
-    start = text.index("Bottle")
-    passage = Passage("notes.md", "notes.md", None, 13, None, 50, 50 + len(text), text)
-    line = format_passage_line(passage, width, Quotation("notes.md", 50 + start, 56 + start))
-    assert "»Bottle«" in line
-    assert len(line) <= width
-
-
 def test_words_that_the_documents_do_not_say() -> None:
     told = (NOT_TOLD, "the passages don't mention a horse.", "The documents do not say who.")
     assert all(map(says_nothing_found, told))
     assert not says_nothing_found("He said that the documents do not say.")
     assert not says_nothing_found("The documents were burnt.")
-
-
-@pytest.mark.parametrize("width", [60, 100])
-def test_an_unsupported_sentence_is_a_line(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from Ulm."
-    checked = (
-        CheckedSentence(0, 17, True, 1),
-        CheckedSentence(18, len(text), False, None, ("1803",)),
-    )
-    (line,) = format_unsupported_sentences(Reply(text, sentences=checked), is_terminal=True)
-    assert line.startswith("  ? not in the passages: 1803 (It was built in 1803")
-    assert len(line) <= width

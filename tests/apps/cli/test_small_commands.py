@@ -113,7 +113,7 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     done = esa("demo", "--questions", "2", *TINY)
     assert done.code == 0
     assert done.out.startswith("esa demo: questions about a chronicle of 275 words (1.3 KiB)")
-    assert done.out.count("\n  chronicle.md, line 1") == 2
+    assert done.out.count("\n  chronicle.md:1") == 2
     assert done.out.count(f"\n{ASKED}\n") == 1
     verdict = r"^[012] of 2 right, in .* s\.$"
     assert re.search(verdict, done.out, re.M)

@@ -266,3 +266,44 @@ def test_the_best_passages_by_words_have_the_most_of_them() -> None:
         assert [one.score for one in found.passages] == sorted(
             [one.score for one in found.passages], reverse=True
         )
+
+
+MISSING = [
+    ("The keeper had a heron in 1,803. Anna's knives were in the cafés of Ulm, and she ate.", {
+        "What did Queen Victoria's keeper call the herons?": ["Queen", "Victoria"],
+        "Who sold the submarine to O’Brien for 17 marks?": ["submarine", "O’Brien", "17"],
+        "What is the knife of Ánna, the CAFE or a Café in 1803?": [],
+        "What did she eat, and who built or bought it?": [],  # verbs have irregular forms
+        "victoria submarine": [],  # perhaps in another language
+        "Wer ist die Königin Victoria?": [],
+        "Who wrote 灯塔 and Виктория?": ["Виктория"],
+    }),
+    ("Gregor lag auf dem Rücken, und die Schwester warf nicht die Äpfel in den Blumentopf.", {
+        "Wer ist Victoria?": ["Victoria"],
+        "Was ist mit dem Apfel und dem Topf, und wer wirft?": [],
+        "Where was Queen Victoria in the evening?": [],
+    }),
+    ("Кто был в доме у Павла? Он не был дома, и мы все это знаем.", {
+        "Где был Павел?": [],  # Павла has another stem
+        "Где была Виктория?": ["Виктория"],
+    }),
+    ("El capitán no era de la ciudad, pero su barco estaba en Cádiz.", {
+        "¿Quién era el capitán de Cadiz?": [],
+        "¿Dónde está Sevilla?": ["Sevilla"],
+    }),
+    ("林秀是一个寡妇，住在灯塔旁边的村子里。" * 9, {
+        "寡妇 是 Victoria 谁?": [],
+        "Who is the queen Victoria?": [],
+    }),
+    ("Він був у місті, а вона не знала, що це було.", {"Хто це був, Вікторія?": []}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "questions"), MISSING)
+def test_words_that_no_document_has(text: str, questions: dict[str, list[str]]) -> None:
+    index = LexicalIndex([text])
+    for question, missing in questions.items():
+        assert index.list_missing_words(question) == missing, question
+    both = LexicalIndex([text, "Queen Victoria wrote to the queen and the submarine. O'Brien, 17!"])
+    for question in questions:
+        assert not {"Queen", "Victoria", "submarine"} & set(both.list_missing_words(question))

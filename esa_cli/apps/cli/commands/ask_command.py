@@ -73,6 +73,8 @@ class AskCommandOptions(options.DocumentSearchOptions):
         option("--thorough", "Read 16 passages, not 8: slower, and right a little more often."),
     ] = False
 
+    verbose: options.Verbose = False
+
     def choose_passage_count(self) -> int:
         """Returns how many passages `esa ask` shows or puts into its JSON object."""
         return answer_output.choose_passage_count(self.top, self.quiet and not self.as_json)
@@ -93,7 +95,9 @@ def ask(
     """
     names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
-    with Reporter(opts.quiet) as reporter, ExitStack() as stack:
+    with Reporter(opts.quiet, opts.verbose) as reporter, ExitStack() as stack:
+        if not opts.as_json:
+            reporter.hold_warnings()
         run = AskCommandRun(question, opts, generation_options.make_esa_ask_arguments(), reporter)
         run.open_model_and_documents(names, model, reader_options, stack)
         run.answer_question()
@@ -204,7 +208,7 @@ class AskCommandRun:
         except BaseException as error:
             reporter.clear_spinner()
             if isinstance(error, KeyboardInterrupt):
-                reporter.show_note("esa: the answer above was found with BM25 alone")
+                reporter.show_note("esa: the answer above was found with BM25 alone", dim=False)
             self.books = books
             self._write_html_report(first_reply)
             raise
@@ -214,15 +218,23 @@ class AskCommandRun:
             reporter.show_note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            answer_output.print_answer_and_passages(reply, opts.choose_passage_count(), reporter)
+            answer_output.print_answer_and_passages(
+                reply, opts.choose_passage_count(), reporter, asked=self._name_asked_documents()
+            )
         return reply
 
+    def _name_asked_documents(self) -> str:
+        return "The opened documents" if self.documents.searched else "The documents"
+
     def _ask_question(self, streams_answer: bool) -> Reply:
+        from esa_cli.qa.reading.reader import MAX_PASSAGES
+
         opts, reporter = self.opts, self.reporter
-        # The default reader answers at once, so that the passages can come first.
-        streams = streams_answer and (self.esa.reader is not None or self.esa.spans is None)
+        streams = streams_answer and answer_output.writes_answer_in_pieces(self.esa)
         # Before the spinner, which replaces sys.stdout by a stream that ends each piece as a line.
         printer = answer_output.AnswerPrinter(sys.stdout, reporter) if streams else None
+        # Not all passages are shown, and another model may cite any that it reads.
+        least = 0 if opts.as_json else MAX_PASSAGES
         reporter.show_spinner("answering")
         progress: Progress | None = None
         if opts.thorough and reporter.live:
@@ -233,7 +245,7 @@ class AskCommandRun:
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(opts.choose_passage_count(), 0 if opts.as_json else 1),
+            evidence=max(opts.choose_passage_count(), least),
             on_text=printer,
             thorough=opts.thorough,
             progress=progress,
@@ -243,14 +255,16 @@ class AskCommandRun:
         if streams:
             print(flush=True)
         if streams_answer:
-            answer_output.print_answer_and_passages(
-                reply, opts.choose_passage_count(), reporter, is_printed=streams
-            )
+            notes = list[str]()
             if reply.foreign_languages and self.esa.reader is None:
-                reporter.show_note(
-                    f"  the documents are in {' and '.join(reply.foreign_languages)}; finder and "
-                    "reader were trained on English: --reader MODEL may answer better"
+                notes.append(
+                    f"The documents are in {' and '.join(reply.foreign_languages)}; finder and "
+                    "reader were trained on English: --reader MODEL may answer better."
                 )
+            answer_output.print_answer_and_passages(
+                reply, opts.choose_passage_count(), reporter,
+                notes=notes, is_printed=streams, asked=self._name_asked_documents(),
+            )  # fmt: skip
         return reply
 
     def _write_html_report(self, reply: Reply) -> None:

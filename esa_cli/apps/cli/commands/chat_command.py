@@ -17,8 +17,16 @@ from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
+from esa_cli.apps.cli.output.passage_output import print_passages
+from esa_cli.apps.cli.output.terminal import (
+    Reporter,
+    make_rich_console,
+    pluralize,
+    strip_control_chars,
+)
+from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
+from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.qa.answering.reply import Reply, Turn
 
 if TYPE_CHECKING:
@@ -34,6 +42,11 @@ COMMANDS = {
     "/help": "show this list",
     "/quit": "end the conversation, as Ctrl-D does",
 }
+PLAIN_WORDS = {
+    "exit": "/quit", "quit": "/quit", "bye": "/quit", "help": "/help", "clear": "/reset",
+    "thanks": "", "thank you": "",
+}  # fmt: skip
+"""What people type on a terminal without a slash, and the command or empty line that it means."""
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
@@ -51,6 +64,7 @@ def chat(
     generation_options: options.AnswerGenerationOptions,
     reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Talk about documents; each question may refer to earlier questions.
 
@@ -65,7 +79,8 @@ def chat(
     chosen = reader_options.load_preset(model, method)
     reader, shown = (reader_options.choose_model(), answer_output.choose_passage_count(top, quiet))
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with Reporter(quiet) as reporter:
+    with Reporter(quiet, verbose) as reporter:
+        reporter.hold_warnings()
         gathered = read_documents(documents, reporter).documents
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
@@ -77,8 +92,10 @@ def chat(
                 top=shown, interruptible=on_terminal,
             )  # fmt: skip
             if on_terminal:
+                warnings = reporter.release_warnings()
                 about = f"{pluralize(len(names), 'document')}, {esa.name}"
-                reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends")
+                more = f"; {pluralize(len(warnings), 'warning')}: add -v" if warnings else ""
+                reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends{more}")
                 run_chat_on_terminal(talk)
                 return
             for _, line in read_numbered_lines(sys.stdin):
@@ -157,8 +174,8 @@ class DocumentChat:
             if isinstance(line, EsaError):
                 raise line
             line = line.strip()
-            if self.stoppable and line.lower() in ("exit", "quit", "help"):
-                line = "/help" if line.lower() == "help" else "/quit"
+            if self.stoppable:
+                line = PLAIN_WORDS.get(line.lower().rstrip(".!"), line)
             command = _COMMAND.fullmatch(line)
             if command is not None and command[1] == "/quit":
                 return False
@@ -176,10 +193,13 @@ class DocumentChat:
 
     def _ask_and_print_answer(self, question: str) -> None:
         forgotten, stream = self.forgotten, answer_output.AnswerPrinter(sys.stdout, self.reporter)
+        streams = answer_output.writes_answer_in_pieces(self.esa)
+        if self.reporter.live and not self.stoppable:  # nobody has typed the question here
+            self.reporter.show_note(f"> {question}", dim=False)
         self.reporter.show_spinner("answering")
         try:
             with _stop_answer_at_ctrl_c(self.stop_answer) if self.stoppable else nullcontext():
-                reply = self.ask_question(question, stream)
+                reply = self.ask_question(question, stream if streams else lambda piece: None)
         finally:
             self.reporter.clear_spinner()
             if stream.has_text:
@@ -187,12 +207,13 @@ class DocumentChat:
         if reply is None:
             self.reporter.show_note("  stopped")
             return
-        if not stream.has_text:
-            print(strip_control_chars(reply.text_with_certainty), flush=True)
-        answer_output.print_notes_and_passages(reply, self.passages, self.reporter)
-        if self.forgotten > forgotten == 0:
-            long = "the conversation has grown long: the oldest questions are left out"
-            self.reporter.warn(f"  {long}")
+        has_grown = self.forgotten > forgotten == 0
+        notes = ["The conversation has grown long: the oldest questions are left out."] * has_grown
+        answer_output.print_answer_and_passages(
+            reply, self.passages, self.reporter, notes=notes, is_printed=stream.has_text
+        )
+        if self.reporter.live:
+            self.reporter.warn("")
 
     def _run_slash_command(self, command: str, argument: str) -> None:
         record = self.record
@@ -213,7 +234,10 @@ class DocumentChat:
         elif not record[-1][1].evidence:
             raise UsageError("the last answer has no passages", "ask another question")
         else:
-            print(answer_output.format_full_passages(record[-1][1].evidence, record[-1][1].found))
+            reply = record[-1][1]
+            passages = choose_passages(reply, MAX_PASSAGES)
+            print_passages(passages, reply.quotation, make_rich_console(sys.stdout), is_whole=True)
+            print()
 
     def _save_conversation_as_markdown(self, file_name: str) -> None:
         path = Path(file_name).expanduser()
@@ -248,7 +272,8 @@ def format_chat_as_markdown(
     subtitle: str, document_names: Sequence[str], questions_and_replies: Sequence[tuple[str, Reply]]
 ) -> str:
     """Formats questions and replies as Markdown, below a subtitle and the documents' names."""
-    lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in document_names)]
+    lines = [WRITTEN_BY_ESA, "# Questions and answers", "", subtitle, ""]
+    lines += [f"- {name}" for name in document_names]
     for number, (question, reply) in enumerate(questions_and_replies, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
@@ -256,12 +281,9 @@ def format_chat_as_markdown(
         if reply.doubtful:
             lines += ["", "*(the documents may not contain the answer)*"]
         if reply.evidence:
-            weights = "Passages, with how much each counts for the answer:"
-            lines += ["", weights if reply.found else "The nearest passages:", ""]
-        for rank, passage in enumerate(reply.evidence, 1):
-            words = " ".join(passage.text.split())
-            place = answer_output.format_passage_place(passage, reply.found)
-            lines.append(f"{rank}. {place}: {words}")
+            lines += ["", "Passages:" if reply.found else answer_output.NEAREST, ""]
+        for rank, passage in choose_passages(reply, len(reply.evidence)):
+            lines.append(f"{rank}. {passage.describe_place()}: {' '.join(passage.text.split())}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output import answer_output
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND
+from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, make_rich_console
+from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -66,21 +68,18 @@ def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
     _print_in_style(question.question, "bold")
-    sys.stdout.write("  ")
     reporter.show_spinner("answering")
-    stream = answer_output.AnswerPrinter(sys.stdout, reporter)
-    reply = esa.ask(question.question, [book], evidence=1, on_text=stream)
+    reply = esa.ask(question.question, [book], evidence=1)
     reporter.clear_spinner()
-    print(flush=True)
+    _print_in_style(f"  {reply.text_with_certainty}")
     if reply.doubtful:
-        _print_in_style(f"  {answer_output.NOT_FOUND}")
+        _print_in_style(f"  {NOT_FOUND}")
     answers = question.answers
     right = contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
-    for line in answer_output.format_best_passages_as_lines(reply, 1, sys.stdout.isatty()):
-        _print_in_style(line, "cyan")
+    print_passages(choose_passages(reply, 1), reply.quotation, make_rich_console(sys.stdout))
     _print_in_style("")
     return right
 

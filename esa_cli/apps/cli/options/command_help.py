@@ -14,7 +14,7 @@ PANELS = {
     "Answer": "top all min least files answer thorough report method methods max-new-tokens "
     "temperature seed count distinct retry-failed limit questions",
     "Model": "preset model reader finder device",
-    "Output": "out format json quiet long",
+    "Output": "out format json quiet verbose long",
     "Expert": "set plugin rows engine workers",
 }
 """The headings of a command's help, each with its options; other options come first."""

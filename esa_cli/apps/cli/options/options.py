@@ -61,6 +61,9 @@ Haystack = Annotated[
 Yes = Annotated[bool, option("--yes -y", "Remove without asking for confirmation.")]
 Json = Annotated[bool, option("--json", "Print the result as one JSON object.")]
 Quiet = Annotated[bool, option("--quiet -q", "Show only warnings, no progress.")]
+Verbose = Annotated[
+    bool, option("--verbose -v", "Show every note on a line of its own, on a terminal, too.")
+]
 Shard = Annotated[
     str | None, option("--shard K/N", "Do only the K-th of N parts of the work, for example 3/16.")
 ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
-from esa_cli.documents.document import SentenceSplitter
-from esa_cli.qa.answering.reply import Quotation, Reply
-from esa_cli.qa.finding.passage import Passage
+from esa_cli.apps.cli.output.passage_output import print_passages
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
+from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
@@ -19,10 +18,11 @@ if TYPE_CHECKING:
     from esa_cli.qa.finding.passage_finder import Book
 
 SHOWN = 3
-"""The number of passages shown below an answer if --top does not set another."""
-NOT_FOUND = "the documents may not contain the answer"
-WEIGHTS = "  passages, with how much each counts for the answer:"
-PIPE_WIDTH = 160
+"""The number of passages shown with an answer if --top does not set another."""
+NOT_FOUND = "The documents may not contain the answer."
+CUT_OFF = "The answer was cut off; --max-new-tokens allows longer answers."
+UNCERTAIN = "Not certain; the marked words may be the answer."
+NEAREST = "The nearest passages:"
 
 
 class AnswerPrinter:
@@ -45,96 +45,63 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
     return (0 if is_quiet else SHOWN) if top_option is None else top_option
 
 
-def format_passage_place(passage: Passage, shows_weight: bool, chapter: str = "") -> str:
-    """Formats where a passage is and, if wanted, its weight, like `a.pdf, line 4 (12%)`."""
-    page = "" if passage.page is None else f", page {passage.page}"
-    weight = f" ({passage.weight:.0%})" if shows_weight else ""
-    return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
-
-
-def format_passage_line(
-    passage: Passage, width: int, quotation: Quotation | None = None, answer_found: bool = True
-) -> str:
-    """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
-    that contains the answer's quotation is shown from the quoted sentence on, with »marks«."""
-    words, place = passage.text, format_passage_place(passage, answer_found)
-    at = quotation.start if quotation and quotation.document == passage.document else -1
-    if quotation and passage.start <= at < passage.end:
-        first, last = at - passage.start, quotation.end - passage.start
-        start = SentenceSplitter(words).find_sentence_around(first)[0]
-        before, room = words[start:first], max(0, width - len(place) - 8 - (last - first))
-        if len(before) > room:  # what stands farther before the quotation makes room for it
-            before = f"…{before[len(before) - room :].partition(' ')[2]}"
-        words = f"{before}»{words[first:last]}«{words[last:]}"
-    return _format_line(f"{place}: {words}", width)
-
-
-def format_best_passages_as_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
-    """Formats the best passages of an answer as lines that fit the terminal or a pipe."""
-    width, passages = _measure_width(is_terminal), reply.evidence[:passage_count]
-    return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
-
-
-def format_unsupported_sentences(reply: Reply, is_terminal: bool) -> list[str]:
-    """Formats each sentence that no passage supports as a line that fits the terminal or a pipe."""
-    width = _measure_width(is_terminal)
-    return [
-        _format_line(f"? {one.format_mark()} ({reply.text[one.start : one.end]})", width)
-        for one in reply.unsupported_sentences
-    ]
-
-
-def _measure_width(is_terminal: bool) -> int:
-    return max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
-
-
-def _format_line(text: str, width: int) -> str:
-    """Formats a text as one line of at most `width` columns."""
-    from rich.cells import cell_len, set_cell_size
-
-    text = strip_control_chars("  " + " ".join(text.split()))
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
 def print_answer_and_passages(
-    reply: Reply, passage_count: int, reporter: Reporter, *, is_printed: bool = False
+    reply: Reply,
+    passage_count: int,
+    reporter: Reporter,
+    *,
+    notes: Sequence[str] = (),
+    is_printed: bool = False,
+    asked: str = "The documents",
 ) -> None:
-    """Prints an answer and its passages; an uncertain answer comes after the passages that may
-    contain it. A streamed answer `is_printed` already."""
+    """Prints an answer, at most one line of notes on a terminal, and the passages. An uncertain
+    answer comes after the passages, whose marked words it repeats.
+
+    Args:
+        notes: sentences about the answer, most important first.
+        is_printed: whether the answer was printed while it was generated.
+        asked: the documents whose words are known, as the subject of a sentence."""
+    passages = choose_passages(reply, passage_count)
+    comes_last = reply.certainty == "perhaps" and bool(passages) and not is_printed
+    has_failed = reply.certainty == "nothing" or not reply.found
     text = strip_control_chars(reply.text_with_certainty)
-    comes_last = reply.certainty == "perhaps" and not is_printed
     if not is_printed and not comes_last:
         print(text, flush=True)
-    print_notes_and_passages(reply, passage_count, reporter)
+    missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
+    lead, heading = UNCERTAIN * comes_last, NEAREST * (bool(passages) and has_failed)
+    _print_notes(reply, [missing, *notes] if missing else notes, lead, heading, reporter)
+    for one in reply.unsupported_sentences:
+        sentence = " ".join(reply.text[one.start : one.end].split())
+        reporter.warn(f"  ? {one.format_mark()} ({sentence})")
+    has_numbers = bool(find_cited_numbers(reply))
+    print_passages(passages, reply.quotation, reporter.console, has_numbers=has_numbers)
     if comes_last:
+        if reporter.live:
+            reporter.warn("")
         print(text, flush=True)
 
 
-def print_notes_and_passages(reply: Reply, passage_count: int, reporter: Reporter) -> None:
-    """Prints below an answer whether the answer is doubtful or cut off, which of its sentences no
-    passage supports, and the best passages."""
-    for line in format_unsupported_sentences(reply, reporter.live):
-        reporter.warn(line)
-    if reply.doubtful:
-        reporter.warn(f"  {NOT_FOUND}")
-    if reply.cut:
-        reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
-    if reply.evidence[:passage_count]:
-        nearest = reply.certainty == "perhaps" or not reply.found
-        reporter.show_note("  the nearest passages:" if nearest else WEIGHTS)
-    for line in format_best_passages_as_lines(reply, passage_count, reporter.live):
-        reporter.warn(line)
+def _print_notes(
+    reply: Reply, notes: Sequence[str], lead: str, heading: str, reporter: Reporter
+) -> None:
+    """Prints doubts about an answer, and notes, between two sentences. On a terminal all are one
+    line with the first doubt, note or warning, and the number of the others."""
+    doubts = [NOT_FOUND] * reply.doubtful + [CUT_OFF] * reply.cut
+    warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
+    if reporter.live and not reporter.is_verbose:
+        first, *others = [*doubts, *notes, *warnings] or [""]
+        more = f"({pluralize(len(others), 'more note')}: add -v)" if others else ""
+        heading = " ".join(filter(None, (lead, first, more, heading)))
+        doubts, notes, lead = [], [], ""
+    for doubt in filter(None, (lead, *doubts)):
+        reporter.warn(doubt)
+    for note in filter(None, (*notes, heading)):
+        reporter.show_note(note)
 
 
-def format_full_passages(evidence: Sequence[Passage], answer_found: bool) -> str:
-    """Formats the passages of an answer, each with its number, place and full text."""
-    parts = []
-    for number, passage in enumerate(evidence, 1):
-        chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {format_passage_place(passage, answer_found, chapter)}"
-        body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
-        parts.append(strip_control_chars(f"{head}\n{body}"))
-    return "\n\n".join(parts)
+def writes_answer_in_pieces(esa: Esa) -> bool:
+    """Whether the model writes answers token by token; the default reader quotes at once."""
+    return esa.reader is not None or esa.spans is None
 
 
 def make_answer_json(
@@ -158,6 +125,7 @@ def make_answer_json(
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "sentences": [asdict(one) for one in reply.sentences],
+        "missing_words": list(reply.missing_words),
         "evidence": [passage.as_evidence() for passage in reply.evidence],
         "model": chosen.model,
         "reader": None if esa.reader is None else esa.reader.name,

@@ -121,10 +121,14 @@ def make_rich_console(stream: TextIO) -> Any:
 
 
 class Reporter:
-    """A context manager that prints warnings and, unless `quiet`, progress on standard error."""
+    """A context manager that prints warnings and, unless `quiet`, progress on standard error.
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
+    Args:
+        verbose: whether all notes and warnings are printed; `hold_warnings` then does nothing."""
+
+    def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
+        self.quiet, self.is_verbose = quiet, verbose
+        self._held: list[str] | None = None
         self.console = make_rich_console(sys.stderr)
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
@@ -138,21 +142,38 @@ class Reporter:
 
     def __exit__(self, *error: object) -> None:
         self.clear_spinner()
+        for warning in self.release_warnings():
+            self.warn(warning)
+
+    def hold_warnings(self) -> None:
+        """From now on, on a terminal, leaves out dim notes, and holds warnings back."""
+        if self.live and not self.is_verbose:
+            self._held = []
+
+    def release_warnings(self) -> list[str]:
+        """Returns the warnings that were held back. From now on all are printed again."""
+        held, self._held = self._held, None
+        return held or []
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Prints a note as one line on standard error, unless `quiet` is set."""
-        if not self.quiet:
+        if not (self.quiet or (dim and self._held is not None)):
             self._print_line(text, "dim" if dim else None)
 
     def warn(self, text: str) -> None:
         """Prints a warning as one line on standard error, even if `quiet` is set."""
-        self._print_line(text, None)
+        if self._held is None:
+            self._print_line(text, None)
+        else:
+            self._held.append(text)
 
     def warn_document_left_out(self, message: str, hint: str = "") -> None:
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
-        self.console.print(make_printable_line(text), style=style, markup=False, soft_wrap=True)
+        is_wrapped = not self.console.is_terminal  # a terminal gets lines that end after words
+        text = make_printable_line(text)
+        self.console.print(text, style=style, markup=False, soft_wrap=is_wrapped)
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Shows how far the loading of a model is, in a spinner on a terminal or else as a line."""

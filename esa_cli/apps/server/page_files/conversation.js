@@ -101,8 +101,10 @@ function showEvidence(turn) {
   turn.answer = turn.answer.trim();
   turn.text.replaceChildren(...markSentences(turn));
   if (isDoubtful && !turn.certainty) addNote(turn, "The documents may not contain the answer.", "note warning");
-  const missing = (turn.sentences || []).flatMap((one) => one.missing);
-  if (missing.length) addNote(turn, `Not in the passages: ${missing.join(", ")}.`, "note warning");
+  const unsupported = (turn.sentences || []).flatMap((one) => one.missing);
+  if (unsupported.length) addNote(turn, `Not in the passages: ${unsupported.join(", ")}.`, "note warning");
+  const missing = turn.found === false || turn.certainty ? turn.missing_words || [] : [];
+  if (missing.length) addNote(turn, `The documents asked never mention ${missing.slice(0, 3).map((word) => `"${word}"`).join(" or ")}.`);
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, text);
   const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
@@ -128,7 +130,6 @@ function makePassage(turn, passage, number) {
     make("span", { class: "number" }, String(number + 1)),
     make("bdi", { class: "name" }, safeName(passage.document)),
     make("span", { class: "soft" }, placeOf(passage)));
-  if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${Math.round(passage.weight * 100)} %`));
   const words = make("span", { class: "words", dir: "auto" }, ...quoteWords(turn.quotation, passage));
   const button = make("button", { type: "button", class: "passage" }, head, words);
   button.addEventListener("click", () => openPassage(turn, number, button));

@@ -1,0 +1,140 @@
+"""Lays out passages for the screen: the place on one line, and below it the text, wrapped."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
+from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
+from esa_cli.qa.answering.passage_choice import is_quoted
+from esa_cli.qa.answering.reply import Quotation
+from esa_cli.qa.finding.passage import Passage
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+MAX_WIDTH, PIPE_WIDTH = 100, 160
+"""Columns of the text on a terminal, since long lines are hard to read, and in a file or pipe."""
+MAX_LINES = 8
+"""Lines of a passage's text on a terminal, unless the whole passage is wanted."""
+MARK = "bold underline"
+_PROSE = (".txt", ".text", ".log", "")
+_NOT_WRAPPED = 200
+"""A text with a line of more characters was not wrapped, so that all its line breaks have a
+meaning."""
+_FULL = 0.75
+"""The share of the longest line that a line must have if only the width ended it."""
+_TOKEN = re.compile(r"\s+|\S+")
+_LIST_ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s")
+
+
+def print_passages(
+    passages: Sequence[tuple[int, Passage]],
+    quotation: Quotation | None,
+    console: Any,
+    *,
+    has_numbers: bool = False,
+    is_whole: bool = False,
+) -> None:
+    """Prints passages, each after an empty line, with the quotation in bold on a terminal and
+    between »marks« elsewhere.
+
+    Args:
+        passages: with their numbers, which are printed if `has_numbers` is true.
+        console: a rich console of a terminal, a file or a pipe.
+        is_whole: whether long passages are printed whole on a terminal, too."""
+    from rich.text import Text
+
+    is_terminal, columns = console.is_terminal, shutil.get_terminal_size().columns
+    width = min(MAX_WIDTH, max(40, columns)) if is_terminal else PIPE_WIDTH
+    for number, passage in passages:
+        place = make_printable_line(passage.describe_place())
+        heading = Text(f"[{number}] {place}" if has_numbers else place, "cyan")
+        body = format_passage_text(passage, quotation, "" if is_terminal else "»«")
+        max_lines = MAX_LINES if is_terminal and not is_whole else None
+        console.print()
+        for line in wrap_text(heading, width - 2, console):
+            console.print("  ", line, sep="", soft_wrap=True)
+        for line in wrap_text(body, width - 4, console, max_lines):
+            console.print("    ", line, sep="", soft_wrap=True)
+
+
+def wrap_text(text: Text, width: int, console: Any, max_lines: int | None = None) -> list[Text]:
+    """Wraps a text at words to lines of at most `width` columns. If there are more lines than
+    `max_lines`, those with a mark and the nearest lines are returned, with … where text is cut."""
+    lines = [*text.wrap(console, width - 2 if max_lines else width)]
+    for line in lines:
+        line.rstrip()
+    if max_lines is None or len(lines) <= max_lines:
+        return lines
+    marked = next(
+        (i for i, line in enumerate(lines) if any(s.style == MARK for s in line.spans)), 0
+    )
+    first = max(0, min(marked - 2, len(lines) - max_lines))
+    lines, is_end = lines[first : first + max_lines], first + max_lines >= len(lines)
+    if first:
+        lines[0] = type(text)("… ") + lines[0]
+    if not is_end:
+        lines[-1].append(" …")
+    return lines
+
+
+def format_passage_text(passage: Passage, quotation: Quotation | None, marks: str = "") -> Text:
+    """Formats the text of a passage with the quotation in bold, and between two `marks` if given.
+    The lines of code and tables are kept; other texts are wrapped anew."""
+    from rich.text import Text
+
+    first = last = 0
+    if quotation is not None and is_quoted(passage, quotation):
+        first, last = quotation.start - passage.start, quotation.end - passage.start
+    words, out = passage.text, Text()
+    last = min(last, len(words.rstrip()))
+    keeps_lines = _has_meaningful_lines(passage.source)
+    longest = max(map(len, words.splitlines()), default=0)
+    for token in _TOKEN.finditer(words):
+        start, end, piece = token.start(), token.end(), token[0]
+        if piece.isspace() and (start == 0 or end == len(words)):
+            continue
+        if piece.isspace():
+            piece = _choose_white_space(words, start, end, longest, keeps_lines)
+            out.append(piece, MARK if first < start and end < last else None)
+            continue
+        edges = sorted({start, end, *(at for at in (first, last) if start < at < end)})
+        for a, b in pairwise(edges):
+            is_marked = first <= a and b <= last and first < last
+            text = strip_control_chars(words[a:b])
+            if is_marked:
+                text = marks[:1] * (a == first) + text + marks[1:] * (b == last)
+            out.append(text, MARK if is_marked else None)
+    return out
+
+
+def _has_meaningful_lines(path: str) -> bool:
+    """Whether the lines of a document are lines of code or rows of a table."""
+    reader = choose_reader(b"", path)
+    if reader is BUILT_IN["text"]:
+        return PurePath(path.lower()).suffix not in _PROSE
+    return reader in (BUILT_IN["csv"], BUILT_IN["sheets"])
+
+
+def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lines: bool) -> str:
+    """Returns the white space to print for `text[start:end]`: a line break, unless only the width
+    of the page ended the line, and for lines of code also the indentation."""
+    space = text[start:end].expandtabs(4)
+    if keeps_lines:
+        return "\n" + space.rpartition("\n")[2] if "\n" in space else space
+    if space.count("\n") != 1:
+        return "\n" if "\n" in space else " "
+    line_start = text.rfind("\n", 0, start) + 1
+    next_word = _TOKEN.match(text, end)
+    length = start - line_start + 1 + len(next_word[0] if next_word else "")
+    # The first line may be the end of a longer line.
+    is_short = line_start > 0 and length < _FULL * longest
+    if longest > _NOT_WRAPPED or is_short or _LIST_ITEM.match(text, end):
+        return "\n"
+    return " "

@@ -1,0 +1,71 @@
+"""Chooses the passages of a reply that are shown to people: none twice, none with nothing to say.
+
+JSON, Python and MCP have all passages of a reply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from esa_cli.qa.answering.reply import Quotation, Reply
+from esa_cli.qa.finding.passage import Passage
+from esa_cli.system.text import count_words_of_text
+
+NEGLIGIBLE = 0.01
+"""Passages with less weight than this are not shown."""
+MIN_NEW = 2 / 3
+"""The least share of a passage that the better passages do not have."""
+MIN_WORDS = 4
+"""A text with fewer words, such as a heading, says nothing unless it ends as sentences end."""
+_CITATION = re.compile(r"\[(\d+(?:\s*[,;]\s*\d+)*)\]")
+
+
+def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
+    """Returns up to `count` passages of a reply, each with its number, from 1, in the reply: those
+    that the answer of another model cites, or else the best ones that say something new."""
+    numbered = list(enumerate(reply.evidence, 1))
+    cited = find_cited_numbers(reply)
+    chosen = [one for one in numbered if one[0] in cited]
+    known = set[str]()
+    for number, passage in () if chosen else numbered:
+        sentences = _split_into_sentences(passage.text)
+        new = [sentence for sentence in sentences if sentence not in known]
+        share = sum(map(len, new)) / max(1, sum(map(len, sentences)))
+        tells_more = share >= MIN_NEW and _says_something(new) and passage.weight >= NEGLIGIBLE
+        if tells_more or (not chosen and is_quoted(passage, reply.quotation)):
+            chosen.append((number, passage))
+            known.update(sentences)
+    return (chosen or numbered[:1])[:count]
+
+
+def find_cited_numbers(reply: Reply) -> set[int]:
+    """Returns the numbers of the passages that the answer of another model cites, as in `[2]`."""
+    if reply.certainty is not None or reply.answered_from != "text":
+        return set()
+    cited = _CITATION.findall(reply.text)
+    return {int(number) for numbers in cited for number in re.findall(r"\d+", numbers)}
+
+
+def is_quoted(passage: Passage, quotation: Quotation | None) -> bool:
+    """Whether the beginning of a quotation is in a passage."""
+    return (
+        quotation is not None
+        and quotation.document == passage.document
+        and passage.start <= quotation.start < passage.end
+    )
+
+
+def _split_into_sentences(text: str) -> list[str]:
+    """Returns the sentences of a text, each as one line in lower case."""
+    from esa_cli.qa.finding.words import find_sentence_spans
+
+    spans = find_sentence_spans(text)
+    return [" ".join(text[start:end].split()).lower() for start, end in spans]
+
+
+def _says_something(sentences: Iterable[str]) -> bool:
+    """Whether sentences are more than a heading, or than dots before the number of a page."""
+    text = " ".join(sentences)
+    is_sentence = text.endswith((".", "!", "?", "。", "！", "？"))
+    letters = sum(map(str.isalnum, text))
+    return (is_sentence or count_words_of_text(text) >= MIN_WORDS) and 2 * letters > len(text)

@@ -1,0 +1,167 @@
+"""Passages on the screen: wrapped, with the quotation marked and the lines of code kept."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from esa_cli.apps.cli.output import passage_output
+from esa_cli.apps.cli.output.answer_output import print_answer_and_passages
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Quotation, Reply
+from esa_cli.qa.finding.passage import Passage
+
+STORY = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 99}"
+
+
+def make_passage(text: str, source: str = "notes.md", start: int = 0, **more: object) -> Passage:
+    name = source.rpartition("/")[2]
+    return Passage(name, source, None, 13, None, start, start + len(text), text, **more)  # type: ignore[arg-type]
+
+
+def print_lines(
+    passage: Passage, width: int, monkeypatch: pytest.MonkeyPatch, quoted: str = "", **more: bool
+) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream, is_terminal = io.StringIO(), width < passage_output.PIPE_WIDTH
+    console = Console(
+        file=stream, force_terminal=is_terminal, width=width, color_system=None, highlight=False
+    )
+    start = passage.start + passage.text.index(quoted)
+    quotation = Quotation(passage.document, start, start + len(quoted)) if quoted else None
+    passage_output.print_passages([(1, passage)], quotation, console, **more)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_gets_lines_that_fit_and_end_after_words(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blank, place, *lines = print_lines(make_passage(STORY), width, monkeypatch, "Bottle")
+    assert (blank, place) == ("", "  notes.md:13")
+    shown = " ".join(line.strip() for line in lines)
+    assert "called it Bottle. He slept." in shown
+    assert len(lines) == passage_output.MAX_LINES
+    assert shown.endswith(" …")
+    assert all(cell_len(line) <= width and line.startswith("    ") for line in lines)
+    assert set(shown.strip("… ").split()) <= set(STORY.split()), "no word is cut"
+    whole = print_lines(make_passage(STORY), width, monkeypatch, "Bottle", is_whole=True)
+    assert " ".join(" ".join(whole[2:]).split()) == STORY.strip()
+
+
+def test_a_quotation_far_from_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = STORY.replace("He slept. He slept. He slept.", "He woke.", 20)
+    lines = print_lines(make_passage(f"{STORY}{story}He left."), 60, monkeypatch, "left")
+    assert lines[2].startswith("    … ")
+    assert lines[-1].endswith("left.")
+    assert len(lines) == 2 + passage_output.MAX_LINES
+
+
+def test_a_pipe_gets_the_whole_passage_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = print_lines(make_passage(STORY), 160, monkeypatch, "Bottle", has_numbers=True)
+    assert lines[1] == "  [1] notes.md:13"
+    words = " ".join(" ".join(lines[2:]).split())
+    assert words == STORY.strip().replace("Bottle", "»Bottle«")
+    assert max(map(len, lines)) <= passage_output.PIPE_WIDTH
+
+
+def test_lines_of_code_and_rows_of_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "def ring(bell):\n    if bell:\n\n\treturn 'loud'"
+    lines = print_lines(make_passage(code, "src/bell.py"), 80, monkeypatch)
+    assert lines[1:] == [
+        "  src/bell.py:13", "    def ring(bell):", "        if bell:", "        return 'loud'",
+    ]  # fmt: skip
+    rows = "Name: Al; Amount: 3\nName: Bo; Amount: 4"
+    lines = print_lines(make_passage(rows, "sales.csv"), 80, monkeypatch)
+    assert lines[1:] == ["  sales.csv, row 13", *(f"    {row}" for row in rows.splitlines())]
+
+
+def test_only_lines_that_the_width_ended_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    poem = (
+        "he saw\nthe great ship come round the point under full sail,\nwith the wind behind her "
+        "and the sun on the canvas.\n- rope\n- tar\nShort line.\nAnother paragraph, which is new."
+    )
+    lines = print_lines(make_passage(poem, "a.txt"), 160, monkeypatch)
+    assert [line.strip() for line in lines[2:]] == [
+        "he saw the great ship come round the point under full sail, with the wind behind her and "
+        "the sun on the canvas.",
+        "- rope", "- tar", "Short line.", "Another paragraph, which is new.",
+    ]  # fmt: skip
+
+
+def test_wide_letters_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = print_lines(make_passage("灯塔的看守人有一只苍鹭。" * 20), 60, monkeypatch)
+    assert max(map(cell_len, lines)) <= 60
+    assert len(lines) == 2 + passage_output.MAX_LINES
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def show(
+    reply: Reply, monkeypatch: pytest.MonkeyPatch, *warnings: str, verbose: bool = False
+) -> list[str]:
+    """The lines of a terminal with an answer, before which these warnings came."""
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    with Reporter(verbose=verbose) as reporter:
+        reporter.hold_warnings()
+        reporter.show_note("esa: a note")
+        for warning in warnings:
+            reporter.warn(warning)
+        print_answer_and_passages(reply, 3, reporter)
+    return screen.getvalue().splitlines()
+
+
+def test_an_uncertain_answer_comes_after_the_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    passage, quotation = make_passage(STORY, weight=1.0), Quotation("notes.md", 0, 2)
+    reply = Reply("It", (passage,), certainty="perhaps", quotation=quotation)
+    lines = show(reply, monkeypatch)
+    assert lines[0].startswith("Not certain")
+    assert lines[-1] == "perhaps: It"
+    assert show(Reply("It", (passage,), certainty="answer"), monkeypatch)[0] == "It"
+
+
+def test_one_line_of_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = Reply(
+        NOT_TOLD, (make_passage(STORY),), False, certainty="nothing", missing_words=("Victoria",)
+    )
+    lines = show(reply, monkeypatch, "esa: left out: a.png", "esa: left out: b.png")
+    assert lines[0] == NOT_TOLD
+    assert 'never mention "Victoria"' in lines[1]
+    assert "2 more" in lines[1]
+    assert not any("left out" in line or "a note" in line for line in lines)
+    lines = show(reply, monkeypatch, "esa: left out: a.png", verbose=True)
+    assert lines[:3] == ["esa: a note", "esa: left out: a.png", NOT_TOLD]
+
+
+def test_warnings_are_shown_if_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "dumb")
+    with Reporter() as reporter:
+        reporter.hold_warnings()
+        reporter.warn("esa: left out: a.png")
+        assert not screen.getvalue()
+    assert screen.getvalue().splitlines() == ["esa: left out: a.png"]
+
+
+def test_unsupported_sentences_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "It opens at nine. It was built\nin 1803 by Ann Brown, who was a builder from far away."
+    checked = (
+        CheckedSentence(0, 17, True, 1),
+        CheckedSentence(18, len(text), False, None, ("1803",)),
+    )
+    lines = show(Reply(text, sentences=checked), monkeypatch)
+    assert all(len(line) <= 80 for line in lines)
+    mark = " ".join(" ".join(lines[2:]).split())
+    assert mark == f"? not in the passages: 1803 ({' '.join(text[18:].split())})"
