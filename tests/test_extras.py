@@ -38,8 +38,8 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
     ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
-    ("serve", "starlette", lambda: check_serve([], ServeCommandOptions())),
-    ("serve", "uvicorn", lambda: check_serve([], ServeCommandOptions())),
+    ("serve", "starlette", lambda: check_serve(ServeCommandOptions())),
+    ("serve", "uvicorn", lambda: check_serve(ServeCommandOptions())),
 ]
 """Extra, a module of it, and what needs that."""
 
