@@ -39,8 +39,8 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("ocr", "rapidocr", lambda: import_package("rapidocr", "rapidocr", "x", extra="ocr")),
     ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
-    ("serve", "starlette", lambda: check_serve([], ServeCommandOptions())),
-    ("serve", "uvicorn", lambda: check_serve([], ServeCommandOptions())),
+    ("serve", "starlette", lambda: check_serve(ServeCommandOptions())),
+    ("serve", "uvicorn", lambda: check_serve(ServeCommandOptions())),
 ]
 """Extra, a module of it, and what needs that."""
 

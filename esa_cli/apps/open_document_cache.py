@@ -92,6 +92,12 @@ class OpenDocumentCache:
             self._books[document.text, is_read] = book
         return book
 
+    def close_document(self, path: str) -> None:
+        """Forgets the document that has the key `path`, if it is open. Any thread may call it."""
+        with self._lock:
+            self._documents.pop(path, None)
+            self._drop_books_of_closed_documents()
+
     def _close_least_recent_document(self) -> bool:
         """Closes the least recently used document that may be closed; returns False without one."""
         with self._lock:

@@ -260,11 +260,14 @@ class Esa:
         self._cached = []
         return self.documents.open_for_questions(source)
 
-    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
+    def ingest(
+        self, source: Source, progress: Progress | None = None, *, keep: bool | None = None
+    ) -> Book:
         """Returns a document with a token index or KV cache, from the library or newly computed.
         With `keep`, a newly computed token index or KV cache is stored in the library.
 
         Args:
+            keep: None means as this `Esa` was made.
             source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
                 Of a folder or pattern `ask`, `find_passages` and `collect` take all files.
             progress: called while it is ingested, and with 0 while another process does so. Its
@@ -273,7 +276,7 @@ class Esa:
         Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
         self._cached = []
-        return self.documents.ingest(source, progress)
+        return self.documents.ingest(source, progress, keep)
 
     def ask(
         self, question: str, books: AskedDocuments, *, history: Sequence[Turn] = (),

@@ -40,6 +40,7 @@ class FakeAsker:
     name = "fake-model"
     reader, spans = None, None
     answers_unread = False
+    reader: object = None
 
     def __init__(self, room: int = 1000, delay: float = 0.0) -> None:
         self.room, self.delay = room, delay
@@ -74,7 +75,11 @@ class FakeAsker:
         return fake_book(document.text, document)
 
     def ingest(
-        self, source: str | Document, progress: Callable[[int, int], None] | None = None
+        self,
+        source: str | Document,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        keep: bool | None = None,
     ) -> str:
         document = source if isinstance(source, Document) else read_document(source)
         self.ingested.append(document.source)

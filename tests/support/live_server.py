@@ -32,8 +32,13 @@ class LiveServer:
         fixed = [fake_book(one) if type(one) is str else one for one in fixed]
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
-        documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
-        app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note)
+        library = more.pop("library", None)
+        documents = AllowedDocuments(
+            asker, fixed, allowed, library, with_library=library is not None,
+            max_opened=more.pop("max_opened", None),
+        )  # fmt: skip
+        log, note = more.pop("access_log", None), self.notes.append
+        app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note, log)
         self.sock = server_app.open_listening_socket("127.0.0.1", 0)
         self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]

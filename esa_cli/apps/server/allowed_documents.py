@@ -1,5 +1,6 @@
 """Decides which documents a request of `esa serve` or `esa mcp` may name: the documents of the
-command line, files in the allowed folders, and texts of the library.
+command line, documents that clients have sent, files in the allowed folders, and texts of the
+library. A name such as `library:*` stands for a whole group of them.
 
 Symbolic links are resolved before a path is checked, so neither `..` nor a link leads out of an
 allowed folder. The error for a refused path does not reveal whether a file exists there.
@@ -8,7 +9,8 @@ allowed folder. The error for a refused path does not reveal whether a file exis
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, ItemsView, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from esa_cli.apps.open_document_cache import OpenDocumentCache
+from esa_cli.apps.server.session_documents import SESSION, SessionDocuments, parse_session
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
-from esa_cli.errors import DiskError, DocumentError, LibraryError
+from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.qa.ingestion.library_texts import (
     FileIndexer,
     LibraryText,
@@ -36,21 +39,52 @@ if TYPE_CHECKING:
 
 STORED = "library:"
 """The beginning of ids of library texts; an entry's id follows, or 12 digits of a path's hash."""
+GROUP = re.compile(r"(?:esa|library|folder:\d+|session:[\w-]+):\*")
+"""Matches names of groups of documents."""
 
 
 @dataclass(frozen=True)
 class RequestableDocument:
-    """A document that requests may name by its `id`. The document comes from the command line
-    (`is_given`), from an allowed folder (`path`), or from the library (`text`)."""
+    """A document that requests may name by its `id`. The document comes from the command line or
+    from a client (`document`), from an allowed folder (`path`), or from the library (`text`)."""
 
     id: str
     path: str = ""
     text: LibraryText | None = None
-    is_given: bool = False
+    document: Document | None = None
+
+    @property
+    def kind(self) -> str:
+        """Where the document comes from, as requests see it."""
+        if self.document:
+            return "session" if self.id.startswith(SESSION) else "given"
+        return "file" if not self.text else "stored" if self.text.entries else "synced"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what requests may know of the document; `folder` is the last folder of a library
+        text's path, or the folder of a file below the allowed folder."""
+        document, text, path = self.document, self.text, Path(self.path)
+        if document:
+            name, nbytes, folder = document.name, document.bytes, ""
+        elif text:
+            name, nbytes, folder = text.name, text.bytes, Path(text.path).parent.name
+        else:
+            name, nbytes = path.name, path.stat().st_size
+            folder = self.id.rpartition("/")[0]
+        facts = {"id": self.id, "object": "document", "name": name, "bytes": nbytes}
+        return {**facts, "kind": self.kind, "folder": folder}
 
     def get_cache_key(self) -> str:
         """Returns the document's path, or its id with a digest of its text, as a key of caches."""
-        return self.path or f"{self.id} {self.text.digest if self.text else ''}"
+        return self.path or f"{self.id} {self.text.digest if self.text else ''}".rstrip()
+
+
+class DocumentGroup(NamedTuple):
+    """The documents for which the name `id` of a request stands; `name` is for display."""
+
+    id: str
+    name: str
+    documents: list[RequestableDocument]
 
 
 class OpenDocument(NamedTuple):
@@ -86,8 +120,9 @@ class AllowedDocuments:
         self._given: dict[str, RequestableDocument] = {}
         for number, book in enumerate(given_books, 1):
             id = f"esa:{number}"
-            self._given[id] = RequestableDocument(id, book.document.source, is_given=True)
+            self._given[id] = RequestableDocument(id, book.document.source, document=book.document)
             self._books.keep_document_open(book)
+        self.sent = SessionDocuments(self._books.close_document)
 
     def resolve_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
         """Returns the documents that a request names. A request without names means all documents
@@ -95,7 +130,13 @@ class AllowedDocuments:
         LibraryError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
-            return [self._resolve_document(name, list_stored_texts) for name in names]
+            found = list[RequestableDocument]()
+            for name in names:
+                if GROUP.fullmatch(name):
+                    found += self._resolve_group(name).documents
+                else:
+                    found.append(self._resolve_document(name, list_stored_texts))
+            return found
         documents = list((self._given or self.list_stored_texts()).values())
         if not documents:
             hint = 'name a document, as {"documents": ["book.txt"]}'
@@ -107,6 +148,10 @@ class AllowedDocuments:
     ) -> RequestableDocument:
         if name in self._given:
             return self._given[name]
+        if name.startswith(SESSION):
+            if sent := self.sent.list_documents(parse_session(name)).get(name):
+                return RequestableDocument(name, document=sent)
+            raise _make_missing_document_error(name)
         if self.has_stored and name.startswith(STORED):
             if name in list_stored_texts():
                 return list_stored_texts()[name]
@@ -118,6 +163,48 @@ class AllowedDocuments:
                 if document.text and name in (document.text.name, document.text.path):
                     return document
             raise
+
+    def _resolve_group(self, name: str) -> DocumentGroup:
+        groups = self.iterate_groups(parse_session(name))
+        found = next((group for group in groups if group.id == name), None)
+        if found is None or not found.documents:
+            raise _make_missing_document_error(name)
+        return found
+
+    def iterate_groups(
+        self, session: str = "", left_out_messages: list[str] | None = None
+    ) -> Iterator[DocumentGroup]:
+        """Yields all documents that requests of a session may name, each in one group. Messages
+        about left-out files are added to `left_out_messages`, if that is a list, and also one about
+        an unusable library; else the library raises LibraryError or DiskError."""
+        left_out = [] if left_out_messages is None else left_out_messages
+        yield DocumentGroup("esa:*", "Given to esa serve", list(self._given.values()))
+        sent = [
+            RequestableDocument(id, document=document)
+            for id, document in self.sent.list_documents(session).items()
+        ]
+        yield DocumentGroup(f"{SESSION}{session}:*", "This session", sent)
+        given = [book.document for book in self.given_books if book.document.stamp]
+        paths = {str(Path(document.source).resolve()) for document in given}
+        stored, listed = list[RequestableDocument](), dict[str, RequestableDocument]()
+        try:
+            listed = self.list_stored_texts()
+        except (LibraryError, DiskError):
+            if left_out_messages is None:
+                raise
+            left_out.append("the library cannot be used, so its documents are not listed")
+        for document in listed.values():
+            text = document.text
+            path = str(Path(text.path).resolve()) if text and text.path else ""
+            if path not in paths:
+                stored.append(document)
+                paths |= {path} - {""}
+        yield DocumentGroup(f"{STORED}*", "Library", stored)
+        for number, folder in enumerate(self.allowed_folders, 1):
+            files = [(str(path), id) for path, id in self._list_folder_files(folder, left_out)]
+            documents = [RequestableDocument(id, path) for path, id in files if path not in paths]
+            paths |= {document.path for document in documents}
+            yield DocumentGroup(f"folder:{number}:*", folder.name, documents)
 
     def _resolve_file_path(self, file_name: str) -> Path:
         """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
@@ -170,16 +257,13 @@ class AllowedDocuments:
             DocumentError: none of the documents can be read. ResourceError."""
         lines = [] if left_out is None else left_out
         chosen, limit = list(named), len(named)
-        given = [document for document in named if document.is_given]
+        given = [document for document in named if document.document]
         is_searched = self._limit is not None and len(named) - len(given) > self._limit
         if is_searched and self._limit is not None:
             chosen = [*given, *self._rank_documents_for_question(question, named, progress, lines)]
             limit = len(given) + self._limit
-        self._books.needed = () if is_searched else [one.get_cache_key() for one in chosen]
-        must_read = not is_searched if read is None else read
-        open_document = open_book or partial(
-            self._books.open_document, progress=progress, must_ingest=must_read
-        )
+        needed = given if is_searched else chosen
+        self._books.needed = [one.get_cache_key() for one in needed]
         opened: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
         for document in chosen:
@@ -189,7 +273,11 @@ class AllowedDocuments:
                 text = self._books.read_document(
                     document.get_cache_key(), partial(self._load_document, document)
                 )
-                book = open_document(text)
+                if open_book:
+                    book = open_book(text)
+                else:
+                    ingests = bool(document.document) or not is_searched if read is None else read
+                    book = self._books.open_document(text, progress, must_ingest=ingests)
             except DocumentError as error:
                 refusal = refusal or error
                 is_damaged = isinstance(error, LibraryError)
@@ -209,14 +297,14 @@ class AllowedDocuments:
         left_out: list[str],
     ) -> list[RequestableDocument]:
         """Returns the named documents that can be read, those that fit a question best first."""
-        files = {one.path: one for one in named if one.path and not one.is_given}
+        files = {one.path: one for one in named if one.path and not one.document}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
             changes = FileIndexer(catalogue).index_files(list(files), progress)
             if refused := changes.refused_records:
                 names = shorten_name_list([files[record.path].id for record in refused])
-                count = f"{len(refused):,} files that cannot be read"
-                left_out.append(f"left out: {count} ({names})")
+                count = "1 file" if len(refused) == 1 else f"{len(refused):,} files"
+                left_out.append(f"left out: {count} that cannot be read ({names})")
             for record in changes.readable_records:
                 texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
@@ -232,6 +320,8 @@ class AllowedDocuments:
 
     def _load_document(self, named: RequestableDocument, cache_key: str) -> Document:
         """Raises DocumentError, whose message does not reveal where the allowed folders are."""
+        if named.document and not named.path:
+            return named.document
         if named.text and named.text.entries:
             return rebuild_stored_document(self.library, named.text.entries[0])
         try:
@@ -242,51 +332,48 @@ class AllowedDocuments:
             texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
             raise DocumentError(*texts) from error
 
-    def list_allowed_files(self, left_out_messages: list[str]) -> dict[Path, str]:
-        """Returns the ids of readable files in the allowed folders, by resolved path. Messages
-        about left-out files are added to `left_out_messages`."""
-        ids = dict[Path, str]()
-        for folder in self.allowed_folders:
-            found = FoundFiles()
-            try:
-                found = find_readable_files(str(folder))
-                lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
-            except DocumentError as error:
-                lines = [f"{error.message}; {error.hint}"]
-            left_out_messages += [line.replace(str(folder), folder.name) for line in lines]
-            for path in found.files:
-                id = Path(path).relative_to(folder).as_posix()
-                # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
-                with suppress(ApiError):
-                    if not has_lone_surrogate(id):
-                        ids.setdefault(self._resolve_file_path(id), id)
-        return ids
+    def _list_folder_files(
+        self, folder: Path, left_out_messages: list[str]
+    ) -> ItemsView[Path, str]:
+        """Returns the resolved paths of the readable files in an allowed folder, and their ids."""
+        ids, found = dict[Path, str](), FoundFiles()
+        try:
+            found = find_readable_files(str(folder))
+            lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
+        except DocumentError as error:
+            lines = [f"{error.message}; {error.hint}"]
+        left_out_messages += [line.replace(str(folder), folder.name) for line in lines]
+        for path in found.files:
+            id = Path(path).relative_to(folder).as_posix()
+            # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
+            with suppress(ApiError):
+                if not has_lone_surrogate(id):
+                    ids.setdefault(self._resolve_file_path(id), id)
+        return ids.items()
+
+    def store_document(self, document: Document, progress: Progress | None = None) -> str:
+        """Stores a document in the library and returns its id. Only the server's `JobThread` may
+        call it. Raises DiskError, LibraryError, ResourceError. UsageError: nothing is stored."""
+        book = self.esa.ingest(document, progress, keep=True)
+        if book.entry is None:
+            hint = "run `esa serve` with a preset that indexes documents"
+            raise UsageError("this server stores no documents in the library", hint)
+        return STORED + book.entry.id
 
 
 def _make_missing_document_error(document_name: str) -> ApiError:
     return ApiError(404, f"there is no document {document_name}", "documents", "document_not_found")
 
 
-def make_documents_json(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`, with all documents that requests may name."""
+def make_documents_json(documents: AllowedDocuments, session: str = "") -> dict[str, Any]:
+    """Returns the JSON object of `GET /v1/documents`, with all documents that requests of a session
+    may name, and the groups of these documents."""
     left_out: list[str] = []
-    data: list[dict[str, Any]] = []
-
-    def add_document_json(id: str, name: str, nbytes: int, kind: str) -> None:
-        data.append({"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind})
-
-    for number, book in enumerate(documents.given_books, 1):
-        add_document_json(f"esa:{number}", book.document.name, book.document.bytes, "given")
-    paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
-    for path, id in documents.list_allowed_files(left_out).items():
-        if path not in paths:
-            paths.add(path)
-            add_document_json(id, path.name, path.stat().st_size, "file")
-    try:
-        for id, document in documents.list_stored_texts().items():
-            text = document.text
-            if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_document_json(id, text.name, text.bytes, "stored" if text.entries else "synced")
-    except (LibraryError, DiskError):
-        left_out.append("the library cannot be used, so its documents are not listed")
-    return {"object": "list", "data": data, "left_out": left_out}
+    data, groups = list[dict[str, Any]](), list[dict[str, str]]()
+    for group in documents.iterate_groups(session, left_out):
+        if group.documents:
+            groups.append({"id": group.id, "name": group.name})
+        for document in group.documents:
+            with suppress(OSError):  # the file has been removed meanwhile
+                data.append({**document.to_json(), "group": group.id})
+    return {"object": "list", "data": data, "groups": groups, "left_out": left_out}

@@ -10,8 +10,6 @@ The package sse-starlette is not used, as it cuts off streams half a second afte
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import hmac
 import math
 import signal
@@ -21,8 +19,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,15 +34,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server import wire
+from esa_cli.apps.server.access_log import note_facts
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
+from esa_cli.apps.server.browser_page import PRIVATE, make_browser_page
+from esa_cli.apps.server.session_documents import parse_sent_document
+from esa_cli.apps.server.stop_sequences import StoppedText
 from esa_cli.apps.server.wire import ApiError, ChatCompletionMaker, ChatRequest, DocumentTextQuery
 from esa_cli.apps.server.worker import Event, JobQueueFullError, JobThread, WorkerJob
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_unextracted_parts
-from esa_cli.qa.evidence import DARK, LIGHT, format_css_variables
 from esa_cli.system.machine import is_loopback_host
-from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -62,18 +61,19 @@ END_STREAMS_WITHIN_S = 10
 """Seconds that running answers have to end after a signal."""
 SEND_WITHIN_S = 30
 """Seconds that a client has to send its whole request."""
+SEND_DOCUMENT_WITHIN_S = 300
+"""Seconds that a client has to send a document."""
+MAX_SENT_AT_ONCE = 4
+"""How many documents clients may be sending at the same time, as each takes memory."""
+INSTRUCTION_UNUSED = (
+    "the system message was not used: without --reader, answers are quotations of the documents"
+)
 WITHOUT_TOKEN = ("/health", "/")
 """Paths that need no token, as the responses contain nothing of the documents."""
 _PORTS = {"http": 80, "https": 443}
-PRIVATE = {
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-    "x-content-type-options": "nosniff",
-}
-"""Headers of responses with names or texts of documents, which foreign pages may not load."""
-SCRIPTS = ("requests.js", "documents.js", "conversation.js")
-"""The page's scripts in order; while it loads, a script uses only functions of earlier ones."""
 Events = AsyncGenerator[Event, None]
+NoteFacts = Callable[..., None]
+"""Adds facts, given by their names, to a request's line in the log."""
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
@@ -168,21 +168,24 @@ def _is_same_origin(origin_header: str, host_header: str) -> bool:
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
 
 
-async def read_request_body(request: Request, max_bytes: int) -> bytes:
+async def read_request_body(
+    request: Request, max_bytes: int, within_s: float | None = None
+) -> bytes:
     """Returns the body of a request, of at most `max_bytes`. Raises ApiError 400, 408, 413."""
+    within_s = SEND_WITHIN_S if within_s is None else within_s
     too_large = ApiError(413, f"the request is larger than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > max_bytes:
         raise too_large
     data = bytearray()
     try:
-        async with asyncio.timeout(SEND_WITHIN_S):
+        async with asyncio.timeout(within_s):
             async for piece in request.stream():
                 data += piece
                 if len(data) > max_bytes:
                     raise too_large
     except TimeoutError as error:
-        raise ApiError(408, f"the whole request did not arrive within {SEND_WITHIN_S} s") from error
+        raise ApiError(408, f"the whole request did not arrive within {within_s:g} s") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client disconnected before the end of the request") from error
     return bytes(data)
@@ -193,9 +196,9 @@ class ClientDisconnectedError(Exception):
 
 
 async def yield_job_events(
-    worker: JobThread, answer: Callable[[WorkerJob], Reply], request: Request, timeout_s: float
+    worker: JobThread, answer: Callable[[WorkerJob], object], request: Request, timeout_s: float
 ) -> Events:
-    """Queues a job and yields its events up to ("done", Reply), and ("alive", None) after some
+    """Queues a job and yields its events up to ("done", result), and ("alive", None) after some
     seconds without an event. Closing the generator cancels the job. Raises the error of the job,
     ClientDisconnectedError, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
@@ -237,10 +240,11 @@ async def _wait_until_client_disconnects(request: Request) -> None:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """The maximum bytes of a request, tokens of a question with its history, number of waiting
-    questions, and seconds of an answer."""
+    """The maximum bytes of a request and of a document that is sent, tokens of a question with its
+    history, number of waiting questions, and seconds of an answer."""
 
     max_body: int = 1_000_000
+    max_document: int = 100_000_000
     max_question: int = 8192
     max_queue: int = 8
     timeout_s: float = 600.0
@@ -254,9 +258,11 @@ def make_asgi_app(
     log_answer: Callable[[str], None],
     log_error: Callable[[str], None],
     mcp_tools: McpDocumentTools | None = None,
+    access_log: Middleware | None = None,
 ) -> Starlette:
     """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
-    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp."""
+    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp.
+    `access_log` is an `AccessLogMiddleware`, if requests are logged."""
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
     mcp_manager: StreamableHTTPSessionManager | None = None
     if mcp_tools is not None:
@@ -278,18 +284,21 @@ def make_asgi_app(
         finally:
             routes.worker.cancel_all_jobs(END_WITHIN_S)
 
+    log = [] if access_log is None else [access_log]
     handled_errors = (ApiError, EsaError, HTTPException, Exception)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
             Route("/v1/models", routes.list_models),
             Route("/v1/documents", routes.list_documents),
+            Route("/v1/documents", routes.add_document, methods=["POST"]),
+            Route("/v1/documents", routes.remove_document, methods=["DELETE"]),
             Route("/v1/documents/text", routes.show_document_text),
             Route("/health", routes.show_health),
             Route("/", routes.show_page),
             *([Route("/mcp", mcp_manager.asgi_app)] if mcp_manager else []),
         ],
-        middleware=[Middleware(AccessCheckMiddleware, token=token)],
+        middleware=[*log, Middleware(AccessCheckMiddleware, token=token)],
         exception_handlers=dict.fromkeys(handled_errors, routes.send_error),
         lifespan=lifespan,
     )
@@ -306,6 +315,7 @@ class _ServerRoutes:
     def __post_init__(self) -> None:
         self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
+        self.sent_now = 0
 
     async def show_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.count_unfinished_jobs()})
@@ -319,11 +329,61 @@ class _ServerRoutes:
         return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
-        listed = await run_in_threadpool(make_documents_json, self.documents)
+        query = wire.parse_query(wire.DocumentListQuery, request.query_params)
+        session = query.session or ""
+        listed = await run_in_threadpool(make_documents_json, self.documents, session)
+        keeps = ["session", "library"] if self.documents.has_stored else ["session"]
+        listed["sending"] = {"bytes": self.limits.max_document, "keep": keeps}
         return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
+    async def add_document(self, request: Request) -> Response:
+        """Adds the document that is the body of a request to a session or to the library."""
+        query = wire.parse_query(wire.SentDocumentQuery, request.query_params)
+        if query.keep == "session" and query.session is None:
+            raise ApiError(400, "session must be given to keep a document for a session", "session")
+        if query.keep == "library" and not self.documents.has_stored:
+            raise ApiError(403, "requests to this server may not use the library", "keep")
+        if self.sent_now >= MAX_SENT_AT_ONCE:
+            raise ApiError(429, "too many documents are being sent already", code="queue_full")
+        self.sent_now += 1
+        try:
+            limits = self.limits.max_document, SEND_DOCUMENT_WITHIN_S
+            data = await read_request_body(request, *limits)
+            source = f"{query.keep}:"
+            document = await run_in_threadpool(parse_sent_document, data, query.name, source)
+        finally:
+            self.sent_now -= 1
+        if query.session and query.keep == "session":
+            id = self.documents.sent.add_document(query.session, document)
+        else:
+            try:
+                id = await self._store_document(document, request)
+            except ClientDisconnectedError:
+                return Response(status_code=CLIENT_GONE)
+        about = {"id": id, "object": "document", "name": document.name, "bytes": document.bytes}
+        body = wire.encode_json({**about, "missing": list(document.missing)})
+        return Response(body, 201, media_type="application/json", headers=PRIVATE)
+
+    async def _store_document(self, document: Document, request: Request) -> str:
+        def store(job: WorkerJob) -> str:
+            with self.esa.interruptible(job.raise_if_cancelled):
+                return self.documents.store_document(document, job.report_progress)
+
+        events = yield_job_events(self.worker, store, request, self.limits.timeout_s)
+        async with aclosing(events):
+            *_, id = [value async for _, value in events]
+        return str(id)
+
+    async def remove_document(self, request: Request) -> Response:
+        """Forgets a document of a session; documents from elsewhere cannot be removed."""
+        query = wire.parse_query(wire.DocumentTextQuery, request.query_params)
+        if not self.documents.sent.remove_document(query.document):
+            wrong = f"there is no document {query.document} of a session"
+            raise ApiError(404, wrong, "document", "document_not_found")
+        return Response(status_code=204)
+
     async def show_document_text(self, request: Request) -> Response:
-        query = wire.parse_document_text_query(request.query_params)
+        query = wire.parse_query(DocumentTextQuery, request.query_params)
         document = await run_in_threadpool(self.documents.read_named_document, query.document)
         piece = await run_in_threadpool(make_text_excerpt_json, query, document)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
@@ -331,11 +391,12 @@ class _ServerRoutes:
     async def complete_chat(self, request: Request) -> Response:
         asked = wire.parse_chat_request(await read_request_body(request, self.limits.max_body))
         completion = ChatCompletionMaker(self.esa.name)
-        answer = await run_in_threadpool(self._make_answer_function, asked, completion)
+        note = partial(note_facts, request.scope)
+        answer = await run_in_threadpool(self._make_answer_function, asked, completion, note)
         events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
         try:
             if asked.stream:  # an error before the first event still has its own status
-                stream = self._stream_answer(asked, completion, await anext(events), events)
+                stream = self._stream_answer(asked, completion, await anext(events), events, note)
                 headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
                 return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
             async with aclosing(events):
@@ -346,10 +407,11 @@ class _ServerRoutes:
         return Response(body, media_type="application/json")
 
     def _make_answer_function(
-        self, chat_request: ChatRequest, completion: ChatCompletionMaker
+        self, chat_request: ChatRequest, completion: ChatCompletionMaker, note: NoteFacts
     ) -> Callable[[WorkerJob], Reply]:
         """Returns a function that answers a chat request, and adds heat maps of the documents."""
         question, history = chat_request.split_question_and_history()
+        note(question=question)
         named = self.documents.resolve_documents(chat_request.documents)
 
         def answer_chat_request(job: WorkerJob) -> Reply:
@@ -363,11 +425,16 @@ class _ServerRoutes:
             opened = self.documents.open_documents(named, job.report_progress, question, missing)
             books = [document.book for document in opened]
             missing.extend(describe_unextracted_parts(books))
+            if self.esa.answers_unread and self.esa.reader is None:
+                missing.extend({INSTRUCTION_UNUSED for turn in history if not turn.answer})
+            text = StoppedText(chat_request.list_stop_sequences(), job.send_answer_text)
             with self.esa.interruptible(job.raise_if_cancelled):
                 settings = chat_request.make_esa_ask_arguments()
                 reply = self.esa.ask(
-                    question, books, history=history, on_text=job.send_answer_text, **settings
+                    question, books, history=history, on_text=text.add_piece, **settings
                 )
+                reply = text.finish_reply(reply)
+            note(tokens=reply.answer_tokens)
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps(books) if chat_request.heat else []
             completion.heat.extend(
@@ -384,6 +451,7 @@ class _ServerRoutes:
         completion: ChatCompletionMaker,
         first: Event,
         events: Events,
+        note: NoteFacts,
     ) -> AsyncIterator[bytes]:
         """Yields an answer or error as server-sent events, after the HTTP status has been sent."""
         kind, value = first
@@ -400,9 +468,12 @@ class _ServerRoutes:
                         yield b": waiting\n\n"
                     kind, value = await anext(events)
         except ClientDisconnectedError:
+            note(status=CLIENT_GONE)
             return
         except (ApiError, EsaError) as error:
-            yield _encode_sse_event(self._log_and_convert_to_api_error(error).make_error_body())
+            shown = self._log_and_convert_to_api_error(error)
+            note(status=shown.status)
+            yield _encode_sse_event(shown.make_error_body())
             return
         for chunk in completion.make_last_stream_chunks(value, chat_request.wants_token_counts()):
             yield _encode_sse_event(chunk)
@@ -439,36 +510,3 @@ def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict
         "characters": len(text), "start": start, "end": end, "line": place.line,
         "text": text[start:end], "marks": marks, "missing": list(document.missing),
     }  # fmt: skip
-
-
-@cache
-def make_browser_page() -> tuple[str, dict[str, str]]:
-    """Returns the web page of `esa serve` and its HTTP headers. The content security policy allows
-    only the page's own scripts and style, and requests to this server."""
-    light, dark = format_css_variables(LIGHT), format_css_variables(DARK)
-    colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
-    style = colours + _read_page_file("question.css")
-    script = '"use strict";\n' + "".join(map(_read_page_file, SCRIPTS))
-    html = _read_page_file("question.html").replace("@version@", __version__)
-    html = html.replace("@style@", style).replace("@script@", script)
-    policy = (
-        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-        f"trusted-types 'none'; script-src '{_make_script_or_style_hash(script)}'; "
-        f"style-src '{_make_script_or_style_hash(style)}'"
-    )
-    headers = PRIVATE | {
-        "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
-        "referrer-policy": "no-referrer", "cache-control": "no-cache",
-    }  # fmt: skip
-    return html, headers
-
-
-def _read_page_file(file_name: str) -> str:
-    path = files(__package__).joinpath("page_files", file_name)
-    return path.read_text("utf-8").replace("\r\n", "\n")
-
-
-def _make_script_or_style_hash(script_or_style: str) -> str:
-    """Returns the hash by which a content security policy allows exactly this script or style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script_or_style.encode()).digest()).decode()}"

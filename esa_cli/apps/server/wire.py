@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -98,6 +98,8 @@ Unsupported = Annotated[Any, AfterValidator(_refuse_unsupported_value)]
 """The type of a parameter that is accepted only if its value is empty or false."""
 StopEarly: Any = Field(fail_fast=True)
 """A constraint that makes the validation of a list stop at its first error."""
+MAX_STOPS = 16
+Stops = Annotated[list[str], StopEarly, Field(max_length=MAX_STOPS)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[list[Name], StopEarly, Field(min_length=1, max_length=MAX_DOCUMENTS)]
@@ -141,13 +143,18 @@ class ChatRequest(BaseModel):
     n: Literal[1] | None = None
     response_format: Annotated[Any, AfterValidator(_refuse_unsupported_response_format)] = None
     tools: Unsupported = None
-    stop: Unsupported = None
+    stop: str | Stops | None = None
     logprobs: Unsupported = None
 
     def wants_token_counts(self) -> bool:
         """Returns whether the client asks for token counts at the end of a streamed answer."""
         options = self.stream_options
         return isinstance(options, dict) and options.get("include_usage") is True
+
+    def list_stop_sequences(self) -> list[str]:
+        """Returns the texts before the first of which the answer ends, without empty ones."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in stops if stop]
 
     def make_esa_ask_arguments(self) -> dict[str, Any]:
         """Returns the request's settings as keyword arguments of `Esa.ask`."""
@@ -162,7 +169,8 @@ class ChatRequest(BaseModel):
 
     def split_question_and_history(self) -> tuple[str, list[Turn]]:
         """Returns the question, which is the last message, and the earlier questions with answers.
-        A system message counts as a question without an answer. Raises ApiError 400."""
+        A system message, an instruction for a reader, is a turn without an answer; a question that
+        was never answered is left out. Raises ApiError 400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
@@ -176,8 +184,27 @@ class ChatRequest(BaseModel):
         if not question.strip():
             raise ApiError(400, "the question must not be empty", "messages")
         system = [m.join_text_parts() for m in self.messages if m.role in ("system", "developer")]
-        turns = [Turn(text, "") for text in system if text]
-        return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
+        turns = [Turn(text, "") for text in system if text.strip()]
+        answered = zip(earlier[::2], earlier[1::2], strict=True)
+        return question, turns + [Turn(*turn) for turn in answered if turn[1].strip()]
+
+
+Session = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,64}$")]
+"""A random name by which a client finds the documents again that it has sent."""
+
+
+class DocumentListQuery(BaseModel):
+    """The query parameters of `GET /v1/documents`."""
+
+    session: Session | None = None
+
+
+class SentDocumentQuery(BaseModel):
+    """The query parameters of `POST /v1/documents`."""
+
+    name: str = Field(min_length=1)
+    keep: Literal["session", "library"] = "session"
+    session: Session | None = None
 
 
 class DocumentTextQuery(BaseModel):
@@ -188,7 +215,8 @@ class DocumentTextQuery(BaseModel):
     length: int = Field(20_000, ge=1, le=100_000)
 
 
-_MODELS = (ChatMessage, ChatRequest, DocumentTextQuery)
+_MODELS = (ChatMessage, ChatRequest, DocumentListQuery, SentDocumentQuery, DocumentTextQuery)
+Query = TypeVar("Query", bound=BaseModel)
 _PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
@@ -200,10 +228,10 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         raise _convert_validation_error_to_api_error(error) from error
 
 
-def parse_document_text_query(parameters: Mapping[str, str]) -> DocumentTextQuery:
-    """Parses the query parameters of `GET /v1/documents/text`. Raises ApiError 400."""
+def parse_query(model: type[Query], parameters: Mapping[str, str]) -> Query:
+    """Parses the query parameters of a request. Raises ApiError 400, which names the wrong one."""
     try:
-        return DocumentTextQuery.model_validate(dict(parameters))
+        return model.model_validate(dict(parameters))
     except ValidationError as error:
         raise _convert_validation_error_to_api_error(error) from error
 

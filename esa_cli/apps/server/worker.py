@@ -50,9 +50,11 @@ class WorkerJob:
             self.send_event(("reading", (done_tokens, all_tokens)))
 
     def send_answer_text(self, answer_piece: str) -> None:
-        """Sends an event with the next piece of the answer. Raises JobCancelledError."""
+        """Sends an event with the next piece of the answer, unless the piece is empty. Raises
+        JobCancelledError."""
         self.raise_if_cancelled()
-        self.send_event(("text", answer_piece))
+        if answer_piece:
+            self.send_event(("text", answer_piece))
 
     def raise_if_cancelled(self) -> None:
         """Raises JobCancelledError if the job has been cancelled."""

@@ -194,9 +194,15 @@ class DocumentIngester(ABC):
         """Opens a document, or the document at a path, for questions; see `api.Esa.open`."""
         return self._open_or_ingest(source, None, self.esa.preset.answer.needs_kv_cache)
 
-    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
+    def ingest(
+        self, source: Source, progress: Progress | None = None, keep: bool | None = None
+    ) -> Book:
         """Indexes or prefills a document, or the document at a path; see `api.Esa.ingest`."""
-        return self._open_or_ingest(source, progress, self.runs_model_on_documents)
+        before, self.keep = self.keep, self.keep if keep is None else keep
+        try:
+            return self._open_or_ingest(source, progress, self.runs_model_on_documents)
+        finally:
+            self.keep = before
 
     def _open_or_ingest(self, source: Source, progress: Progress | None, may_ingest: bool) -> Book:
         started, text = time.perf_counter(), None

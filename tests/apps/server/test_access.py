@@ -115,7 +115,8 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
 @pytest.mark.parametrize(
     "words",
     [
-        [], ["a.txt", "--host", "0.0.0.0"], ["a.txt", "--token", ""], ["a.txt", "--token", "a b"],
+        ["--log-questions"], ["--log", "no/x"], ["a.txt", "--host", "0.0.0.0"],
+        ["a.txt", "--token", ""], ["a.txt", "--token", "a b"],
         ["a.txt", "--token", "\u00e9"], ["--allow", "nowhere"],
     ],
 )  # fmt: skip

@@ -101,11 +101,17 @@ def test_the_list(start: Start, tmp_path: Path) -> None:
     (tmp_path / "open/out.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "open/copy.txt").symlink_to(tmp_path / "open/a.txt")
     _, headers, body = live.raw("GET", "/v1/documents")
+    common, sub = {"object": "document", "bytes": 6, "kind": "file", "group": "folder:1:*"}, "sub"
     assert body["data"] == [
-        {"id": "esa:1", "object": "document", "name": "paged.pdf", "bytes": 99, "kind": "given"},
-        {"id": "a.txt", "object": "document", "name": "a.txt", "bytes": 6, "kind": "file"},
-        {"id": "sub/b.txt", "object": "document", "name": "b.txt", "bytes": 6, "kind": "file"},
-    ]
+        {**common, "id": "esa:1", "name": "paged.pdf", "bytes": 99, "kind": "given", "folder": "",
+         "group": "esa:*"},
+        {**common, "id": "a.txt", "name": "a.txt", "folder": ""},
+        {**common, "id": "sub/b.txt", "name": "b.txt", "folder": sub},
+    ]  # fmt: skip
+    assert body["groups"] == [
+        {"id": "esa:*", "name": "Given to esa serve"}, {"id": "folder:1:*", "name": "open"},
+    ]  # fmt: skip
+    assert body["sending"]["keep"] == ["session"]
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
@@ -177,9 +183,9 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
     path.write_text("one", "utf-8")
 
     class ChangingAsker(FakeAsker):
-        def ingest(self, source: Any, progress: Any = None) -> Any:
+        def ingest(self, source: Any, progress: Any = None, *, keep: Any = None) -> Any:
             path.write_text("changed while it was read", "utf-8")
-            return super().ingest(source, progress)
+            return super().ingest(source, progress, keep=keep)
 
     documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
     opened = documents.open_documents(documents.resolve_documents(["a.txt"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_files
 from browser import browser_path, headless_browser
 from fake_asker import fake_book
 from live_server import TOKEN, LiveServer, until
@@ -15,6 +16,8 @@ from quoting_asker import QuotingAsker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import HistoryError
 from esa_cli.qa.answering.reply import CheckedSentence
+from esa_cli.qa.ingestion.library_texts import sync_folder
+from esa_cli.storage.library import Library
 
 pytest.importorskip("playwright")
 pytestmark = [
@@ -104,8 +107,9 @@ def long_document() -> Document:
     lines = [f"Line {number} says nothing of note \U0001f600.\n" for number in range(3000)]
     lines[2000] = "The mill of Brookfield burned down in 1812.\n"
     text = "".join(lines)
-    half = text.index("Line 1500 ")
-    return Document("long.pdf", text, "long.pdf", "", 9, (Mark(0, 1), Mark(half, 2, "Fires")))
+    early, half = text.index("Line 700 "), text.index("Line 1500 ")
+    marks = (Mark(0, 1), Mark(early, 1, "Nothing"), Mark(half, 2, "Fires"))
+    return Document("long.pdf", text, "long.pdf", "", 9, marks)
 
 
 def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> None:
@@ -127,6 +131,8 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
         page.click("#earlier")
         page.wait_for_timeout(150)
     assert page.inner_text("#text").startswith("Line 0 says nothing of note \U0001f600.")
+    assert "Line 700 " in page.inner_text("#text")
+    assert page.locator("#text .page").count() == 1, "a chapter begins no page"
 
 
 def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
@@ -140,7 +146,7 @@ def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
     for number in range(page.locator(".passage").count()):
         page.click(f".passage >> nth={number}")
         page.wait_for_selector(".number.here")
-    page.click("#list button")
+    page.click("#list button:text('›')")
     page.wait_for_selector(".piece")
     assert page.title() == "esa"
     assert page.locator("img, b, #main script, #documents script, #reading script").count() == 0
@@ -196,12 +202,12 @@ def test_stopping_and_choosing_documents(visits: Visits) -> None:
     tab = visits.open(fixed=[])
     page = tab.page
     page.wait_for_selector("#list input:checked")
-    assert page.inner_text("#about") == "About 2 documents"
-    page.click("#choose-all")
+    assert page.inner_text("#about") == "About all 2 documents"
+    page.uncheck("#group-0")
     assert page.inner_text("#about") == "No document is chosen"
     tab.ask("Where is the harp?")
     assert page.locator(".turn").count() == 0
-    page.click("#list li >> nth=1")
+    page.click(".row:has-text('harp') label")
     assert page.inner_text("#about") == "About harp.txt"
     visits.asker.gate.clear()
     page.press("#question", "Enter")
@@ -255,7 +261,142 @@ def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
     assert page.locator("#token-dialog").is_hidden()
     assert not [url for url in [*addresses, page.url] if TOKEN in url]
     assert tab.context.cookies() == []
-    assert page.evaluate("() => localStorage.length") == 0
+    assert TOKEN not in page.evaluate("() => JSON.stringify(localStorage)")
     other = tab.context.new_page()
     other.goto(page.url)
     other.wait_for_selector("#token-dialog[open]")
+
+
+def names_and_ticks(page: Any, group: int) -> list[tuple[str, bool]]:
+    rows = page.locator(f"#list > .group >> nth={group}").locator("ul .row").all()
+    return [(one.inner_text().split("\n")[0], one.locator("input").is_checked()) for one in rows]
+
+
+def test_hundreds_of_documents_are_one_tick(visits: Visits, tmp_path: Path) -> None:
+    library = Library(tmp_path / "library")
+    (tmp_path / "many").mkdir()
+    for number in range(500):
+        text = f"The harp {number} stands in Ulm."
+        (tmp_path / f"many/letter {number:03d} about a harp in Ulm.txt").write_text(text, "utf-8")
+    with library.open_catalogue() as catalogue:
+        sync_folder(catalogue, str(tmp_path / "many"))
+    (tmp_path / "open/scan.pdf").write_bytes(sample_files.pdf([None]))
+    (tmp_path / "open/note.txt").write_text("The anvil stands in Graz.", "utf-8")
+    tab = visits.open(fixed=[], library=library, max_opened=8)
+    page = tab.page
+    page.wait_for_selector("#list input:checked")
+    assert page.locator("#list input").count() == 4, "the large group is closed"
+    assert page.inner_text("#about") == "About all 502 documents"
+    tab.ask("Where does the anvil stand?")
+    page.wait_for_selector(".passage")
+    assert tab.answers() == ["The anvil stands in Graz."]
+    assert "1 file that cannot be read (scan.pdf)" in page.inner_text(".note")
+    page.uncheck("#group-1")
+    assert page.inner_text("#about") == "About the whole library, 500 documents"
+    tab.ask("Where does the harp 77 stand?")
+    until(lambda: len(tab.answers()) == 2 and tab.answers()[1])
+    assert {len(call["books"]) for call in visits.asker.calls} == {8}
+    page.fill("#filter", "letter 07")
+    assert len(names_and_ticks(page, 0)) == 10
+    page.click("#group-0")
+    assert page.inner_text("#about") == "About 490 documents"
+    assert page.evaluate("() => byId('group-0').indeterminate")
+    page.fill("#filter", "")
+    page.click(".fold >> nth=0")
+    assert len(names_and_ticks(page, 0)) == 300
+    assert "and 200 documents more" in page.inner_text("#list")
+
+
+def test_a_dropped_document(visits: Visits) -> None:
+    (visits.folder / "open/harp.txt").write_text("The harp stands in Ulm.", "utf-8")
+    library = Library(visits.folder / "library")
+    tab = visits.open(fixed=[], library=library)
+    page = tab.page
+    page.wait_for_selector("#list input:checked")
+    drop = """(files) => {
+        const transfer = new DataTransfer();
+        for (const [name, text] of files) transfer.items.add(new File([text], name));
+        const options = { dataTransfer: transfer, bubbles: true, cancelable: true };
+        document.body.dispatchEvent(new DragEvent("dragover", options));
+        if (byId("drop").hidden) throw new Error("nothing shows that files can be dropped");
+        document.body.dispatchEvent(new DragEvent("drop", options));
+    }"""
+    page.evaluate(drop, [["loom.txt", "The loom stands in Graz."], ["bad.txt", ""]])
+    page.click("#keep-session")
+    page.wait_for_selector("#adding-failures li")
+    assert "bad.txt is empty" in page.inner_text("#adding-failures")
+    assert names_and_ticks(page, 0) == [("loom.txt", True)]
+    assert page.inner_text("#about") == "About loom.txt"
+    tab.ask("Where does the loom stand?")
+    page.wait_for_selector(".passage")
+    assert tab.answers() == ["The loom stands in Graz."]
+    page.click(".passage")
+    page.wait_for_selector(".number.here")
+    page.reload()
+    page.wait_for_selector("#list input:checked")
+    assert names_and_ticks(page, 0) == [("loom.txt", True)], "it is kept for the session"
+    other = tab.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#list input:checked")
+    assert names_and_ticks(other, 0) == [("harp.txt", True)], "and for this tab alone"
+    page.click("[aria-label='Remove loom.txt']")
+    until(lambda: names_and_ticks(page, 0) == [("harp.txt", True)])
+    assert not library.exists
+
+
+def test_conversations_last_in_the_browser(visits: Visits) -> None:
+    permissions = ["clipboard-read", "clipboard-write"]
+    tab = visits.open(context={"permissions": permissions})
+    page = tab.page
+    tab.ask("mill Brookfield")
+    page.wait_for_selector(".actions")
+    tab.ask("Nobody hurt?")
+    until(lambda: page.locator(".actions").count() == 2)
+    page.click("text=Copy >> nth=1")
+    page.wait_for_selector("text=Copied")
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.startswith(tab.answers()[1])
+    assert "[1] brookfield.txt, line " in copied
+    page.click("text=Ask again >> nth=0")
+    until(lambda: page.locator(".actions").count() == 3)
+    call = visits.asker.calls[-1]
+    assert (call["question"], call["history"]) == ("mill Brookfield", [])
+    said = tab.answers()
+    page.reload()
+    page.wait_for_selector(".passage")
+    assert tab.answers() == said
+    page.click(".passage >> nth=0")
+    page.wait_for_selector(".number.here")
+    page.click("#new")
+    tab.ask("mill")
+    page.wait_for_selector(".actions")
+    page.click("#conversations")
+    assert page.locator("#kept li").count() == 2
+    page.click("#kept .title:has-text('mill Brookfield')")
+    assert tab.answers() == said
+    tab.ask("Who was hurt?")
+    until(lambda: page.locator(".actions").count() == 4)
+    assert len(visits.asker.calls[-1]["history"]) == 3
+    page.click("#conversations")
+    assert page.locator("#kept li").count() == 2
+    page.uncheck("#keeps")
+    page.click("#delete-all")
+    assert page.locator("#none-kept").is_visible()
+    page.click("#conversations-close")
+    tab.ask("mill again")
+    until(lambda: page.locator(".actions").count() == 5)
+    keys = page.evaluate("() => Object.keys(localStorage)")
+    assert keys == ["esa-keeps-conversations"]
+
+
+def test_a_narrow_window(visits: Visits) -> None:
+    tab = visits.open(context={"viewport": {"width": 390, "height": 780}, "color_scheme": "dark"})
+    tab.ask()
+    tab.page.wait_for_selector(".actions")
+    width = "() => [document.documentElement, document.body].map((one) => one.scrollWidth)"
+    assert max(tab.page.evaluate(width)) <= 390
+    for name in ("#conversations", "#new", "#add", "#send", ".actions"):
+        found = tab.page.locator(name).bounding_box()
+        assert found is not None
+        assert found["x"] >= 0
+        assert found["x"] + found["width"] <= 390

@@ -50,8 +50,8 @@ def test_checked_sentences(live: LiveServer, asker: FakeAsker) -> None:
 def test_parameters_are_handed_on(live: LiveServer, asker: FakeAsker) -> None:
     found = live.ask(
         "one", temperature=0.5, top_p=0.9, seed=-1, max_tokens=99, max_completion_tokens=2, n=1,
-        presence_penalty=1.0, user="me", tools=[], stop=None, response_format={"type": "text"},
-        extra_body={"evidence": 1, "unknown": {"a": 1}},
+        presence_penalty=1.0, user="me", tools=[], stop=["", "zwei"],
+        response_format={"type": "text"}, extra_body={"evidence": 1, "unknown": {"a": 1}},
     )  # fmt: skip
     assert found.choices[0].finish_reason == "length"
     assert found.choices[0].message.content == "You asked:"
@@ -83,13 +83,24 @@ def test_earlier_messages_are_history(live: LiveServer, asker: FakeAsker) -> Non
     ]
 
 
+def test_an_instruction_that_no_reader_gets(live: LiveServer, asker: FakeAsker) -> None:
+    said = [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "one"}]
+    assert "missing" not in live.post({"messages": said})[2]["choices"][0]["message"]
+    asker.answers_unread = True
+    (note,) = live.post({"messages": said})[2]["choices"][0]["message"]["missing"]
+    assert "system message" in note
+    assert asker.calls[-1]["question"] == "one"
+    asker.reader = object()
+    assert "missing" not in live.post({"messages": said})[2]["choices"][0]["message"]
+
+
 @pytest.mark.parametrize(
     ("said", "question", "history"),
     [
         (["a:hello", "u:one"], "one", [Turn("", "hello")]),
         (["u:one", "u:two"], "one\n\ntwo", []),
         (["u:one", "a:x", "a:y", "u:two"], "two", [Turn("one", "x\n\ny")]),
-        (["u:one", "a:", "u:two"], "two", [Turn("one", "")]),
+        (["u:one", "a: ", "u:two"], "two", []),
         (["u:one", "s:late", "u:two"], "one\n\ntwo", [Turn("late", "")]),
     ],
 )
@@ -123,7 +134,7 @@ NOT_REQUESTS: list[tuple[Any, str | None]] = [
 ]
 """Requests, and the parameter that is named."""
 WRONG_VALUES: dict[str, list[Any]] = {
-    "tools": [[{"type": "function"}]], "stop": [["a"]], "logprobs": [True], "n": [2],
+    "tools": [[{"type": "function"}]], "stop": [5, [1], ["a"] * 17], "logprobs": [True], "n": [2],
     "response_format": [{"type": "json_object"}], "stream": ["yes", 1], "top_p": [-1],
     "temperature": ["hot", True, float("nan"), 2.1, 10**400, float("inf")],
     "max_tokens": [0, 32_769], "max_completion_tokens": [10**400, 1.5], "seed": ["1"],

@@ -148,6 +148,11 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
             assert book.read_s > 0
             assert one.documents.count_tokens_in_memory() == book.tokens
     assert not none.root.exists()
+    with esa(loaded, none, finder, keep=False) as one:
+        assert one.ingest(note(), keep=True).entry is not None
+        assert not one.documents.keep, "for this document alone"
+    with esa(loaded, library, finder) as one:
+        assert one.ingest(Document("b", "Other.", "b", "", 6), keep=False).entry is None
 
 
 @pytest.mark.parametrize("stop", [PIECE, SEGMENT, SEGMENT + PIECE, 2 * SEGMENT])

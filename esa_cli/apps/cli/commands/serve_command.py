@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +22,8 @@ from esa_cli.storage.library import Library
 from esa_cli.system.machine import is_loopback_host
 
 if TYPE_CHECKING:
+    from starlette.middleware import Middleware
+
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.mcp_server import McpDocumentTools
     from esa_cli.documents.document import Document
@@ -59,7 +63,36 @@ class ServeCommandOptions:
     timeout: Annotated[
         float, option("--timeout SECONDS", "Maximum time for an answer.", min=0.1)
     ] = 600.0
+    log: Annotated[
+        Path | None, option("--log FILE", "Add a line of JSON for each request to this file.")
+    ] = None
+    log_questions: Annotated[
+        bool, option("--log-questions", "Write the questions into the file of --log, too.")
+    ] = False
     keep: options.Keep = None
+
+    @contextmanager
+    def open_access_log(self, reporter: Reporter) -> Iterator[Middleware | None]:
+        """Opens the file of --log, which only its owner may read, if it is new. Raises UsageError:
+        the file cannot be opened."""
+        from starlette.middleware import Middleware
+
+        from esa_cli.apps.server.access_log import AccessLogMiddleware
+
+        if self.log is None:
+            yield None
+            return
+        try:
+            mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            file = os.fdopen(os.open(self.log, mode, 0o600), "a", encoding="utf-8")
+        except OSError as error:
+            wrong = f"--log {self.log} cannot be written: {error.strerror}"
+            raise UsageError(wrong, "name a file in a folder that you may write to") from error
+        with file:
+            yield Middleware(
+                AccessLogMiddleware, file=file, with_questions=self.log_questions,
+                warn=lambda line: reporter.warn(f"esa: {line}"),
+            )  # fmt: skip
 
     def check_access_options(self) -> None:
         """Raises UsageError if --allow is not a folder, if the token is not one word, or if there
@@ -79,7 +112,10 @@ class ServeCommandOptions:
 def serve(
     documents: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOC...", help="Documents for requests that name none."),
+        typer.Argument(
+            metavar="DOC...",
+            help="Documents for requests that name none; without these and --allow the library.",
+        ),
     ] = None,
     *,
     opts: ServeCommandOptions,
@@ -95,7 +131,7 @@ def serve(
     from esa_cli.qa.opening import choose_answer_source
 
     names = documents or []
-    check_serve_options(names, opts)
+    check_serve_options(opts)
     from esa_cli.apps.server import server_app
 
     chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
@@ -115,16 +151,15 @@ def serve(
             serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
 
 
-def check_serve_options(documents: Sequence[str], opts: ServeCommandOptions) -> None:
+def check_serve_options(opts: ServeCommandOptions) -> None:
     """Checks the options of `esa serve` before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         hint = "run: pip install 'esa-cli[serve]'"
         raise UsageError(f"`esa serve` needs the packages {' and '.join(missing)}", hint)
     opts.check_access_options()
-    if not documents and not opts.allow and not opts.library:
-        hint = "name documents, or add --allow with a folder whose files requests may name"
-        raise UsageError("documents, --allow or --library must be given, got none", hint)
+    if opts.log_questions and opts.log is None:
+        raise UsageError("--log-questions must be given with --log", "add --log FILE")
 
 
 def serve_over_http(
@@ -141,18 +176,22 @@ def serve_over_http(
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
-    with server_app.open_listening_socket(opts.host, opts.port) as sock:
+    with (
+        server_app.open_listening_socket(opts.host, opts.port) as sock,
+        opts.open_access_log(reporter) as access_log,
+    ):
         fixed = [esa.ingest(document) for document in documents]
         reporter.clear_spinner()
+        with_library = opts.library or not (documents or opts.allow)
         allowed = AllowedDocuments(
-            esa, fixed, opts.allow or [], Library(), with_library=opts.library, max_opened=limit
+            esa, fixed, opts.allow or [], Library(), with_library=with_library, max_opened=limit
         )
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
             esa, allowed, opts.token, limits,
             lambda line: reporter.show_note(f"esa: {line}"),
             lambda line: reporter.warn(f"esa: {line}"),
-            make_mcp_tools(allowed) if make_mcp_tools else None,
+            mcp_tools=make_mcp_tools(allowed) if make_mcp_tools else None, access_log=access_log,
         )  # fmt: skip
         address = server_app.make_base_url(sock)
         print(address, flush=True)

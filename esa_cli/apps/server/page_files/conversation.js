@@ -4,17 +4,27 @@
 const turns = [];
 let running = null;
 const box = byId("question");
+let conversation = newId(); // the name under which the turns are stored
 
-async function ask(question, documents) {
+function newId() {
+  return `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+}
+
+// Asks a question with the answered turns among `earlier` as its history.
+async function ask(question, documents, earlier = turns.slice()) {
   const turn = { question, answer: "", evidence: [], quotation: null, heat: [], isWhole: false };
   running = { turn, control: new AbortController() };
   turns.push(turn);
   addTurn(turn);
   setBusy(true);
   try {
-    await answer(turn, documents, running.control.signal);
+    await answer(turn, documents, earlier.filter((one) => one.isWhole), running.control.signal);
   } catch (error) {
     if (turns.includes(turn)) showFailure(turn, error);
+  }
+  if (turns.includes(turn)) {
+    addActions(turn);
+    storeConversation(conversation, turns);
   }
   turn.element.setAttribute("aria-busy", "false");
   show(turn.progress, false);
@@ -23,8 +33,7 @@ async function ask(question, documents) {
 }
 
 // Asks with the earlier turns; leaves out the oldest where they do not fit.
-async function answer(turn, documents, signal) {
-  const earlier = turns.filter((one) => one.isWhole);
+async function answer(turn, documents, earlier, signal) {
   const total = earlier.length;
   while (!turn.isWhole) {
     const history = earlier.flatMap((one) => [{ role: "user", content: one.question }, { role: "assistant", content: one.answer }]);
@@ -137,6 +146,44 @@ function quoteWords(quotation, passage) {
   return [before.length < 140 ? before : `… ${before.slice(-90).replace(/^\S*\s/, "")}`, make("mark", {}, words(start, end)), words(end)];
 }
 
+function addActions(turn) {
+  const again = make("button", { type: "button", class: "plain", title: "Ask this question about the documents that are chosen now" }, "Ask again");
+  again.addEventListener("click", () => {
+    const documents = namesOfChosen();
+    byId("about").classList.toggle("missing", !documents.length);
+    if (!running && documents.length) ask(turn.question, documents, turns.slice(0, turns.indexOf(turn)));
+  });
+  const copy = make("button", { type: "button", class: "plain", title: "Copy the answer and its passages" }, "Copy");
+  copy.addEventListener("click", async () => {
+    copy.textContent = (await copyText(describeTurn(turn))) ? "Copied" : "Not copied";
+    setTimeout(() => (copy.textContent = "Copy"), 2000);
+  });
+  turn.below.append(make("p", { class: "actions" }, ...(turn.isWhole ? [copy] : []), again));
+  keepInView(turn);
+}
+
+function describeTurn({ answer, evidence }) {
+  const passages = evidence.map((one, number) => `[${number + 1}] ${one.document}, ${placeOf(one)}: ${one.text.replace(/\s+/g, " ").trim()}`);
+  return [answer, ...passages].join("\n\n");
+}
+
+// Browsers give the clipboard to pages of this machine and of https alone; others may still copy
+// what is selected.
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = make("textarea", { class: "hidden" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    return isCopied;
+  }
+}
+
 function unmarkPassages() {
   for (const button of document.querySelectorAll(".passage[aria-current]")) button.removeAttribute("aria-current");
 }
@@ -158,7 +205,7 @@ function setBusy(isBusy) {
 function submit(event) {
   event.preventDefault();
   const question = box.value.trim();
-  const documents = chosenDocuments().map((one) => one.id);
+  const documents = namesOfChosen();
   byId("about").classList.toggle("missing", !documents.length);
   if (!question || running || !documents.length) return;
   box.value = "";
@@ -170,14 +217,35 @@ function stop() {
   box.focus();
 }
 
-function newConversation() {
+function clearConversation(id) {
   stop();
   running = null;
   closeDocument();
+  conversation = id;
   turns.length = 0;
   byId("turns").replaceChildren();
   show(byId("welcome"));
   box.focus();
+}
+
+function newConversation() {
+  tryStorage(() => sessionStorage.removeItem(CURRENT));
+  clearConversation(newId());
+}
+
+// Shows a stored conversation, which the next question continues.
+function openConversation(stored) {
+  clearConversation(stored.id);
+  tryStorage(() => sessionStorage.setItem(CURRENT, stored.id));
+  for (const row of stored.turns) {
+    const turn = { ...row, isWhole: true };
+    turns.push(turn);
+    addTurn(turn);
+    show(turn.progress, false);
+    turn.element.setAttribute("aria-busy", "false");
+    showEvidence(turn);
+    addActions(turn);
+  }
 }
 
 box.addEventListener("keydown", (event) => {
@@ -188,13 +256,16 @@ byId("stop").addEventListener("click", stop);
 byId("new").addEventListener("click", newConversation);
 
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.defaultPrevented || byId("token-dialog").open) return;
+  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
   if (shown) closeDocument();
   else stop();
 });
 
 async function begin() {
   box.focus();
+  const current = tryStorage(() => sessionStorage.getItem(CURRENT));
+  const stored = current && listConversations().find((one) => one.id === current);
+  if (stored) openConversation(stored);
   await loadDocuments();
   const models = await getJson("/v1/models").catch(() => null); // the list has said what is wrong
   if (models) byId("model").textContent = safeName(models.data[0].id);

@@ -1,158 +1,133 @@
-// The list of documents with a check box for each, and the text of the open document.
+// The list of documents in groups, with a check box for each group and each document.
 
-// Documents that requests may name: id, name, kind, and the check box.
-let listed = [];
+// Groups of documents: id, name, documents, and elements. A document has id, name, kind and folder,
+// and its check box and list item once they are drawn.
+let groups = [];
+const chosen = new Set(); // ids of documents
+const DRAWN = 300; // documents of a group that are drawn at once
+const OPEN = 12; // a group with more documents is closed at first
 
-const chosenDocuments = () => listed.filter((one) => one.box.checked);
+const allDocuments = () => groups.flatMap((group) => group.documents);
+const isWhole = (group) => group.documents.every((one) => chosen.has(one.id));
+
+// Returns the names by which a request means the chosen documents; a whole group has one name.
+function namesOfChosen() {
+  return groups.flatMap((group) => (isWhole(group) ? [group.id] : group.documents.filter((one) => chosen.has(one.id)).map((one) => one.id)));
+}
 
 async function loadDocuments() {
   try {
-    const { data, left_out: leftOut } = await getJson("/v1/documents");
-    const hasGiven = data.some((one) => one.kind === "given");
-    listed = data;
-    byId("list").replaceChildren(...data.map((one, index) => makeItem(one, index, !hasGiven || one.kind === "given")));
+    const { data, groups: listed, left_out: leftOut, sending } = await getJson(`/v1/documents?session=${session}`);
+    const isFirst = groups.length === 0;
+    const whole = new Set(groups.filter(isWhole).map((group) => group.id));
+    const wereOpen = new Map(groups.map((group) => [group.id, group.isOpen]));
+    groups = listed.map((group) => ({ ...group, documents: data.filter((one) => one.group === group.id) }));
+    for (const group of groups) group.isOpen = wereOpen.get(group.id) ?? group.documents.length <= OPEN;
+    const known = new Set(data.map((one) => one.id));
+    for (const id of [...chosen]) if (!known.has(id)) chosen.delete(id);
+    const given = groups.find((group) => group.id === "esa:*");
+    for (const group of groups) {
+      if (isFirst ? !given || group === given : whole.has(group.id)) group.documents.forEach((one) => chosen.add(one.id));
+    }
+    prepareSending(sending);
     show(byId("left-out"), leftOut.length > 0);
     byId("left-out").querySelector("ul").replaceChildren(...leftOut.map((text) => make("li", {}, safeName(text))));
     show(byId("filter"), data.length > 8);
-    show(byId("choose-all"), data.length > 1);
-    byId("list-note").textContent = data.length ? "" : "There is no document here: give some to `esa serve`, or files to a folder of --allow.";
-    showChosen();
+    byId("list-note").textContent = data.length ? "" : "There is no document here yet: drop a file on this page, or start esa serve with documents, --allow or --library.";
+    drawGroups();
   } catch (error) {
     byId("list-note").textContent = error.message;
   }
 }
 
-function makeItem(one, index, isChosen) {
+function drawGroups() {
+  groups.forEach((group, index) => {
+    const title = `group-${index}`;
+    group.box = make("input", { type: "checkbox", id: title });
+    group.box.addEventListener("change", () => chooseGroup(group));
+    group.fold = make("button", { type: "button", class: "plain fold", "aria-label": `List the documents: ${safeName(group.name)}` });
+    group.fold.addEventListener("click", () => {
+      group.isOpen = !group.isOpen;
+      drawItems(group);
+    });
+    const count = make("span", { class: "soft count" }, group.documents.length.toLocaleString("en"));
+    const label = make("label", { for: title }, make("bdi", { class: "name" }, safeName(group.name)), count);
+    group.items = make("ul", { "aria-label": safeName(group.name) });
+    group.element = make("li", { class: "group" }, make("div", { class: "row head-row" }, group.box, label, group.fold), group.items);
+    drawItems(group);
+  });
+  byId("list").replaceChildren(...groups.map((group) => group.element));
+  showChosen();
+}
+
+function matching(group) {
+  const words = byId("filter").value.trim().toLowerCase();
+  return words ? group.documents.filter((one) => `${one.folder}/${one.name}`.toLowerCase().includes(words)) : group.documents;
+}
+
+// Draws the documents of an open group whose names match the filter; a filter opens every group.
+function drawItems(group) {
+  const found = matching(group);
+  const isOpen = group.isOpen || Boolean(byId("filter").value.trim());
+  group.fold.setAttribute("aria-expanded", String(isOpen));
+  for (const one of group.documents) one.box = null;
+  const items = isOpen ? found.slice(0, DRAWN).map((one) => makeItem(one, allDocuments().indexOf(one))) : [];
+  if (isOpen && found.length > DRAWN) items.push(make("li", { class: "soft small rest" }, `and ${several(found.length - DRAWN, "document")} more: filter by name`));
+  group.items.replaceChildren(...items);
+  show(group.element, found.length > 0);
+}
+
+function makeItem(one, index) {
   one.box = make("input", { type: "checkbox", id: `document-${index}` });
-  one.box.checked = isChosen;
-  one.box.addEventListener("change", showChosen);
-  const name = safeName(one.kind === "file" ? one.id : one.name);
-  const label = make("label", { for: one.box.id, title: name }, make("bdi", { class: "name" }, name));
+  one.box.checked = chosen.has(one.id);
+  one.box.addEventListener("change", () => {
+    if (one.box.checked) chosen.add(one.id);
+    else chosen.delete(one.id);
+    showChosen();
+  });
+  const name = safeName(one.name);
+  const label = make("label", { for: one.box.id, title: safeName(one.folder ? `${one.folder}/${one.name}` : one.name) }, make("bdi", { class: "name" }, name));
+  if (one.folder) label.append(make("bdi", { class: "folder soft" }, safeName(one.folder)));
   const open = make("button", { type: "button", class: "plain", "aria-label": `Open ${name}`, title: "Show the text" }, "›");
   open.addEventListener("click", () => showDocument({ id: one.id, name: one.name, from: open, turn: null, number: null }, 0, 1));
-  one.item = make("li", { "data-name": name.toLowerCase() }, one.box, label, open);
-  return one.item;
+  const item = make("li", { class: "row" }, one.box, label);
+  if (one.kind === "session") {
+    const remove = make("button", { type: "button", class: "plain", "aria-label": `Remove ${name}`, title: "Remove from this session" }, "✕");
+    remove.addEventListener("click", () => removeDocument(one));
+    item.append(remove);
+  }
+  item.append(open);
+  return item;
+}
+
+// Ticks or unticks the documents of a group that match the filter.
+function chooseGroup(group) {
+  for (const one of matching(group)) {
+    if (group.box.checked) chosen.add(one.id);
+    else chosen.delete(one.id);
+  }
+  showChosen();
 }
 
 function showChosen() {
-  const chosen = chosenDocuments();
-  byId("choose-all").textContent = chosen.length === listed.length ? "None" : "All";
-  const text = chosen.length === 1 ? safeName(chosen[0].name) : several(chosen.length, "document");
-  byId("about").textContent = chosen.length ? `About ${text}` : "No document is chosen";
-}
-
-byId("filter").addEventListener("input", () => {
-  const words = byId("filter").value.trim().toLowerCase();
-  for (const { item } of listed) show(item, item.dataset.name.includes(words));
-});
-
-byId("choose-all").addEventListener("click", () => {
-  const boxes = listed.filter((one) => !one.item.hidden).map((one) => one.box);
-  const areAllChosen = boxes.every((box) => box.checked);
-  for (const box of boxes) box.checked = !areAllChosen;
-  showChosen();
-});
-
-const PIECE = 40000;
-
-// The open document: its id and name, the element that gets the focus back, the turn whose passages
-// are marked with the number of the present one, and the loaded piece of its text.
-let shown = null;
-
-async function showDocument(wanted, start, end) {
-  const isSame = shown && shown.id === wanted.id && shown.turn === wanted.turn;
-  const current = { ...wanted, piece: isSame ? shown.piece : null };
-  shown = current;
-  show(byId("reading"));
-  byId("panes").classList.add("open");
-  byId("reading-name").textContent = safeName(wanted.name);
-  byId("reading-place").textContent = wanted.turn ? placeOf(wanted.turn.evidence[wanted.number]) : "";
-  noteReading("");
-  byId("pages").focus({ preventScroll: true });
-  const { piece } = current;
-  if (!piece || start < piece.start || end > piece.end) await loadPiece(start - PIECE / 4);
-  if (current === shown && current.piece) goToPassage();
-}
-
-function noteReading(text) {
-  byId("reading-note").textContent = safeName(text);
-  show(byId("reading-note"), Boolean(text));
-}
-
-async function loadPiece(start) {
-  const current = shown;
-  try {
-    const query = new URLSearchParams({ document: current.id, start: Math.max(0, start), length: PIECE });
-    const piece = await getJson(`/v1/documents/text?${query}`);
-    if (current !== shown) return;
-    current.piece = piece;
-    byId("text").replaceChildren(make("div", { class: "piece" }, ...markPiece(piece)));
-    byId("pages").scrollTop = 0;
-    show(byId("earlier"), piece.start > 0);
-    show(byId("later"), piece.end < piece.characters);
-  } catch (error) {
-    if (current === shown) noteReading(error.message);
+  for (const group of groups) {
+    const count = group.documents.filter((one) => chosen.has(one.id)).length;
+    Object.assign(group.box, { checked: count === group.documents.length, indeterminate: count > 0 && count < group.documents.length });
+    for (const one of group.documents) if (one.box) one.box.checked = chosen.has(one.id);
   }
+  byId("about").textContent = describeChosen();
 }
 
-// Returns the piece's text as texts and elements, split where a shade of the heat map, a passage,
-// the quotation or a page begins or ends.
-function markPiece(piece) {
-  const { turn, name } = shown;
-  const inDocument = (spans) => spans.filter((one) => one && one.document === name);
-  const passages = turn ? inDocument(turn.evidence) : [];
-  const quoted = turn ? inDocument([turn.quotation]) : [];
-  const heat = turn ? inDocument(turn.heat).flatMap((one) => one.spans) : [];
-  const shades = heat.map(([start, end, level]) => ({ start, end, level })).filter((one) => one.start < piece.end && one.end > piece.start);
-  const pages = new Map(piece.marks.filter((one) => one.page !== null).map((one) => [one.start, one.page]));
-  const edges = [...shades, ...passages, ...quoted].flatMap((one) => [one.start, one.end]).concat(...pages.keys());
-  const inside = edges.filter((at) => at > piece.start && at < piece.end);
-  const places = [...new Set([piece.start, ...inside, piece.end])].sort((a, b) => a - b);
-  const points = Array.from(piece.text);
-  const parts = [];
-  places.slice(0, -1).forEach((start, index) => {
-    const covers = (one) => one.start <= start && start < one.end;
-    if (pages.has(start) && (start > piece.start || start === 0)) {
-      parts.push(make("span", { class: "page", "aria-hidden": "true", "data-page": `page ${pages.get(start)}` }));
-    }
-    for (const one of passages.filter((passage) => passage.start === start)) parts.push(makeNumber(turn.evidence.indexOf(one)));
-    const text = safeText(points.slice(start - piece.start, places[index + 1] - piece.start).join(""));
-    const shade = shades.find(covers);
-    const kinds = [shade && `h${shade.level}`, passages.some(covers) && "in", quoted.some(covers) && "quoted"].filter(Boolean);
-    parts.push(kinds.length ? make(quoted.some(covers) ? "mark" : "span", { class: kinds.join(" ") }, text) : text);
-  });
-  return parts;
-}
-
-function makeNumber(number) {
-  const about = { class: "number", "data-passage": number, "aria-label": `passage ${number + 1}`, role: "img" };
-  return make("span", about, String(number + 1));
-}
-
-function goToPassage() {
-  const { turn, number, piece } = shown;
-  for (const old of byId("text").querySelectorAll(".number.here")) old.classList.remove("here");
-  const sign = turn ? byId("text").querySelector(`[data-passage="${number}"]`) : null;
-  if (!sign) return;
-  sign.classList.add("here");
-  const passage = turn.evidence[number];
-  if (slice(piece.text, passage.start - piece.start, passage.end - piece.start) !== passage.text) {
-    noteReading("The document has changed since this answer: what is marked may be elsewhere now.");
+function describeChosen() {
+  const listed = allDocuments();
+  const picked = listed.filter((one) => chosen.has(one.id));
+  const whole = groups.filter(isWhole);
+  if (!picked.length) return "No document is chosen";
+  if (picked.length === 1) return `About ${safeName(picked[0].name)}`;
+  if (whole.length === 1 && whole[0].documents.length === picked.length && whole[0].id === "library:*") {
+    return `About the whole library, ${several(picked.length, "document")}`;
   }
-  sign.scrollIntoView({ block: "center" });
+  return `About ${picked.length === listed.length ? "all " : ""}${several(picked.length, "document")}`;
 }
 
-byId("earlier").addEventListener("click", () => loadPiece(shown.piece.start - PIECE));
-byId("later").addEventListener("click", () => loadPiece(shown.piece.end));
-byId("close").addEventListener("click", closeDocument);
-
-function closeDocument() {
-  if (!shown) return;
-  const { from } = shown;
-  shown = null;
-  show(byId("reading"), false);
-  byId("panes").classList.remove("open");
-  byId("text").replaceChildren();
-  unmarkPassages();
-  if (from && from.isConnected) from.focus();
-}
+byId("filter").addEventListener("input", () => groups.forEach(drawItems));

@@ -39,6 +39,14 @@ try {
   token = sessionStorage.getItem(TOKEN) || "";
 } catch {} // storage is off: the token lives as long as the page
 
+// The random name under which the server keeps the documents that this tab sends.
+const SESSION = "esa-session";
+let session = crypto.getRandomValues(new Uint32Array(4)).join("-");
+try {
+  session = sessionStorage.getItem(SESSION) || session;
+  sessionStorage.setItem(SESSION, session);
+} catch {}
+
 class Refusal extends Error {
   constructor(message, code = null) {
     super(message);
