@@ -99,7 +99,7 @@ class Reply:
             `section`: a whole chapter, section or document.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
-        foreign_languages: of the documents, for which the default models were not trained.
+        foreign_languages: of the documents, for which the default finder was not trained.
         sentences: that were checked, if another model wrote the text from passages.
         missing_words: names, numbers and nouns of the question that no document has in any form,
             as far as that is known; () with the certainty `answer`."""

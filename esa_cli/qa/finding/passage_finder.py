@@ -222,7 +222,7 @@ class PassageFinder:
                 self._indexed.append((own, bounds, book.index))
 
     def list_foreign_languages(self) -> list[str]:
-        """Lists the languages of the documents for which finder and reader were not trained."""
+        """Lists the languages of the documents for which the finder was not trained."""
         found = [name.capitalize() for name in self.index.languages if name != ENGLISH]
         if any(_is_spaceless(document.text) for document in self.documents):
             found.append("a script without spaces")

@@ -177,12 +177,12 @@ def test_ollama_is_offered_where_nothing_answers_but_not_used(
     preset += ["--set", "answer.from=text"]
     assert "Nothing found" not in esa("ask", note, QUESTION, *preset).out
     assert not ollama.seen, "nobody asks a server without need"
-    assert offer in esa("ask", note, "Summarise the note.", *preset).err
+    assert offer in esa("ask", note, "Explain the gate to a child.", *preset).err
     assert {one["path"] for one in ollama.seen} == {"/v1/models"}
     ollama.modes[:] = ["empty"]
-    assert "`esa models suggest`" in esa("ask", note, "Summarise the note.", *preset).err
-    assert esa("ask", note, "Summarise the note.", *preset, "--quiet").err == ""
-    monkeypatch.setattr("sys.stdin", io.StringIO("Summarise the note.\nSummarise it all.\n"))
+    assert "`esa models suggest`" in esa("ask", note, "Explain the gate to a child.", *preset).err
+    assert esa("ask", note, "Explain the gate to a child.", *preset, "--quiet").err == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("Explain the gate to a child.\nCompare Ahab and the gate.\n"))
     talk = esa("chat", note, *preset)
     assert talk.err.count("`esa models suggest`") == 1
 

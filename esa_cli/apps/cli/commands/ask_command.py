@@ -286,8 +286,8 @@ class AskCommandRun:
                 notes.append("--reader MODEL writes a summary of the whole text.")
             elif reply.foreign_languages and self.esa.reader is None:
                 notes.append(
-                    f"The documents are in {' and '.join(reply.foreign_languages)}; finder and "
-                    "reader were trained on English: --reader MODEL may answer better."
+                    f"The documents are in {' and '.join(reply.foreign_languages)}; the finder was "
+                    "trained on English: another --finder and --reader may answer better."
                 )
             answer_output.print_answer_and_passages(
                 reply, opts.choose_passage_count(), reporter,
