@@ -38,7 +38,9 @@ class LiveServer:
             max_opened=more.pop("max_opened", None),
         )  # fmt: skip
         log, note = more.pop("access_log", None), self.notes.append
-        app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note, access_log=log)
+        app = make_asgi_app(
+            asker, documents, token, ServerLimits(**more), note, note, access_log=log
+        )
         self.sock = server_app.open_listening_socket("127.0.0.1", 0)
         self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]

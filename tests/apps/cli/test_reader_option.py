@@ -182,7 +182,9 @@ def test_ollama_is_offered_where_nothing_answers_but_not_used(
     ollama.modes[:] = ["empty"]
     assert "`esa models suggest`" in esa("ask", note, "Explain the gate to a child.", *preset).err
     assert esa("ask", note, "Explain the gate to a child.", *preset, "--quiet").err == ""
-    monkeypatch.setattr("sys.stdin", io.StringIO("Explain the gate to a child.\nCompare Ahab and the gate.\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("Explain the gate to a child.\nCompare Ahab and the gate.\n")
+    )
     talk = esa("chat", note, *preset)
     assert talk.err.count("`esa models suggest`") == 1
 
