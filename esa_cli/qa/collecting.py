@@ -24,7 +24,7 @@ from esa_cli.system.text import find_content_words
 
 WHOLE = 200
 """The number of windows up to which all windows are read again: half a minute on an idle core."""
-SIEVE = 0.002
+SIEVE = 0.00005
 """The minimum probability of a passage that is read again if its document has reduced keys."""
 NEAR = 0.8
 """A passage is also read again if its late interaction is at least this share of the best: if a
@@ -33,7 +33,7 @@ FIT = (9.0, 0.05)
 """Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
 WORDS_FIT = 8.0
 """The fit of the best passage by BM25 in a document without reduced keys; others have less."""
-LEAST, LEAST_OF_WHOLE = 0.5, -1.0
+LEAST, LEAST_OF_WHOLE = 1.2, -1.0
 """The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
 read, as of a list, whose lines a search scores lower than sentences of prose. `SIEVE`, `NEAR`,
 `FIT` and `LEAST` are chosen on the development questions of benchmarks/collect_questions."""

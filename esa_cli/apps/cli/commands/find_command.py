@@ -277,8 +277,8 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         float | None,
         option(
             "--min PROBABILITY",
-            "Read only passages with at least this probability of the finder; by default 0.002, or "
-            "less if the passage is nearly as good as the best. Up to 200 passages are all read.",
+            "Read only passages with at least this probability of the finder; by default 0.00005, "
+            "or less if the passage is nearly as good as the best. Up to 200 passages are all read.",
             min=0,
             max=1,
         ),
@@ -289,7 +289,7 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         option(
             "--least NUMBER",
             "Minimum confidence of a place, the sum of its finder score and log-odds; by default "
-            "0.5. A higher number gives fewer, surer places.",
+            "1.2. A higher number gives fewer, surer places.",
         ),
     ] = None
     distinct: Annotated[
