@@ -278,7 +278,8 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         option(
             "--min PROBABILITY",
             "Read only passages with at least this probability of the finder; by default 0.00005, "
-            "or less if the passage is nearly as good as the best. Up to 200 passages are all read.",
+            "or less if the passage is nearly as good as the best. Of up to 200 passages all are "
+            "read.",
             min=0,
             max=1,
         ),
