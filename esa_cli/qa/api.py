@@ -46,6 +46,9 @@ AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
 """One or several documents of a question; see `Esa.ask`."""
 COUNT = 8
 """The number of passages that `find_passages` returns by default."""
+ALONE = 1.0
+"""The log-odds by which an uncertain answer to a question alone is rated lower than one that uses
+the last turn; benchmarks/conversation.py."""
 THOROUGH = 32
 """The minimum number of passages that are read for a thorough answer; 64 answer no more of the
 development questions of benchmarks/book_questions."""
@@ -420,31 +423,38 @@ class Esa:
         self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
         progress: Progress | None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds and reads `count` passages for a question, and again for the question after the
-        last one, as it may need that one; the passage with the most probable span comes first. A
-        span that repeats the last answer answers the last question, and is left out."""
+        """Finds and reads `count` passages for a question; the most probable span comes first.
+
+        If that answer is not certain, the question may need the last turn. Then it is also read
+        with passages that are found for the last turn and the question, and after the last
+        question; a span that repeats the last answer only answers the last question."""
         from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
 
-        passages = self._find_and_read_passages(question, books, count, progress)
-        if (last := find_last_answered_turn(history)) is None:
+        assert self.spans is not None
+        passages = self._find_and_read_passages(question, question, books, count, progress)
+        best = passages[0].probability if passages else None
+        is_certain = self.spans.combination.get_certainty(best or 0.0) == "answer"
+        if is_certain or (last := find_last_answered_turn(history)) is None:
             return passages
-        both = f"{last.question} {question}"
-        for one in self._find_and_read_passages(both, books, count, progress):
-            start, end = one.quote or (one.start, one.start)
-            if not repeats_answer(one.text[start - one.start : end - one.start], last.answer):
-                passages.append(one)
-        best = dict[tuple[str, int], Passage]()
-        for one in sorted(passages, key=lambda one: -one.score):
-            best.setdefault((one.document, one.start), one)
-        return list(best.values())
+        turn, both = f"{last.question} {last.answer} {question}", f"{last.question} {question}"
+        by_place = {(one.document, one.start): (one.score - ALONE, one) for one in passages}
+        for searched, asked in ((turn, question), (both, both)):
+            for one in self._find_and_read_passages(searched, asked, books, count, progress):
+                start, end = one.quote or (one.start, one.start)
+                quoted = one.text[start - one.start : end - one.start]
+                if asked == question or not repeats_answer(quoted, last.answer):
+                    place, other = (one.document, one.start), (one.score, one)
+                    by_place[place] = max(by_place.get(place, other), other, key=lambda one: one[0])
+        return [one for _, one in sorted(by_place.values(), key=lambda one: -one[0])]
 
     def _find_and_read_passages(
-        self, question: str, books: Sequence[Book], count: int, progress: Progress | None
-    ) -> list[Passage]:
+        self, searched: str, question: str, books: Sequence[Book], count: int,
+        progress: Progress | None,
+    ) -> list[Passage]:  # fmt: skip
         assert self.spans is not None
         with self.run_without_method():
             finder = self.search.get_passage_finder(books)
-            found = self.search.find_passages_to_read(question, books, count)
+            found = self.search.find_passages_to_read(searched, books, count)
             unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
             return self.spans.rank_passages(question, found, unmentioned, progress)
 

@@ -47,7 +47,7 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Comple
     assert result.code == 0, result.err
     assert result.out == "At nine, says [1].\n"
     assert result.err.count(SENT + server.url) == 1
-    assert "  note.md, line 1" in result.err
+    assert "note.md:1" in result.err
     result = esa("ask", note, QUESTION, *preset, "--reader", server.url, "--json", "--quiet")
     assert SENT not in result.err
     data = result.data
