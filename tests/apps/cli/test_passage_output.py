@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.apps.cli.output import passage_output
-from esa_cli.apps.cli.output.answer_output import print_answer_and_passages
+from esa_cli.apps.cli.output.answer_output import print_answer_and_passages, wrap_at_words
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -165,3 +165,12 @@ def test_unsupported_sentences_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(len(line) <= 80 for line in lines)
     mark = " ".join(" ".join(lines[2:]).split())
     assert mark == f"? not in the passages: 1803 ({' '.join(text[18:].split())})"
+
+
+def test_an_answer_is_wrapped_at_words() -> None:
+    text = "one two-three " * 20 + "\n\n" + "x" * 90 + " end"
+    for columns in (20, 61):
+        lines = wrap_at_words(text, columns).split("\n")
+        assert " ".join(lines).split() == text.split()
+        assert all(len(line) <= columns or " " not in line for line in lines)
+        assert "" in lines, "paragraphs stay apart"

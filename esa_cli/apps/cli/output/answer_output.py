@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
@@ -46,6 +49,15 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
     return (0 if is_quiet else SHOWN) if top_option is None else top_option
 
 
+def wrap_at_words(text: str, columns: int) -> str:
+    """Returns a text whose long lines are broken between words, to fit a number of columns."""
+    wrapped = (
+        textwrap.fill(line, max(20, columns), break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+    return "\n".join(wrapped)
+
+
 def print_answer_and_passages(
     reply: Reply,
     passage_count: int,
@@ -68,6 +80,8 @@ def print_answer_and_passages(
     comes_last = reply.certainty == "perhaps" and bool(passages) and not is_printed
     has_failed = reply.certainty == "nothing" or not reply.found
     text = strip_control_chars(reply.text_with_certainty)
+    if sys.stdout.isatty():
+        text = wrap_at_words(text, shutil.get_terminal_size().columns)
     if not is_printed and not comes_last:
         print(text, flush=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
