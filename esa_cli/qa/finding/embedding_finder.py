@@ -55,7 +55,7 @@ class EmbeddingFinder:
 
         self.url, self.model, self._key = parse_address(address)
         self._session = Session()
-        # The server of this machine is behind no proxy.
+        # A server of this machine is asked directly, without a proxy.
         self._session.trust_env = not is_loopback_host(urlsplit(self.url).hostname or "")
         self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         retry = Retry(

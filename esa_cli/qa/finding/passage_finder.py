@@ -57,7 +57,7 @@ ABOVE = 0.02
 """The minimum probability if all passages are requested; some eight windows of a book reach it."""
 WORDLESS = 0.005
 """The minimum probability of a passage without a word of the question. Of 220 development questions
-3 have their passage below it, behind 18 others or more."""
+3 have their passage below it, with 18 others or more ranked higher."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Ranking:
             late = tuple(map(float, facts["late"]))
             if len(late) != 1 + len(AROUND):
                 raise ValueError(f"late must have {1 + len(AROUND)} weights")
-            intercept, own, behind = map(float, facts["late_odds"])
+            intercept, own, gap = map(float, facts["late_odds"])
             bm25_intercept, bm25_own = map(float, facts["bm25_odds"])
-            late_odds, bm25_odds = (intercept, own, behind), (bm25_intercept, bm25_own)
+            late_odds, bm25_odds = (intercept, own, gap), (bm25_intercept, bm25_own)
             return cls(late, float(facts["words"]), late_odds, bm25_odds)
 
     def compute_bm25_odds(self, words: Tensor) -> Tensor:
@@ -262,8 +262,8 @@ class PassageFinder:
         read = ~late[0].isnan()
         foreign_words = ranking.words * words * self._is_foreign
         sums = (torch.tensor(ranking.late) @ late + foreign_words)[read]
-        intercept, own, behind = ranking.late_odds
-        total[read] = intercept + own * sums + behind * (sums - sums.max())
+        intercept, own, gap = ranking.late_odds
+        total[read] = intercept + own * sums + gap * (sums - sums.max())
         return WindowScores(total, words, fitting, read=True, late=late)
 
     def score_by_late_interaction(self, reduced: ReducedQueries) -> Tensor:

@@ -76,7 +76,7 @@ class ServerReader:
         self.url, self._key, self.name = url, key, model or ""
         self._silence_s, self._whole_s = timeout_s or SILENCE_S, timeout_s or WHOLE_S
         self._session = requests.Session()
-        # The server of this machine is behind no proxy.
+        # A server of this machine is asked directly, without a proxy.
         self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
         self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
@@ -185,7 +185,7 @@ class ServerReader:
                 raise self._make_refusal_error(response)
             models = list(json.loads(response.content).get("data") or ())
             for one in models:
-                if str(one["id"]) == (self.name or str(models[0]["id"])):  # as vLLM tells it
+                if str(one["id"]) == (self.name or str(models[0]["id"])):  # as vLLM reports it
                     self.window_tokens = int(one.get("max_model_len") or DEFAULT_WINDOW)
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
