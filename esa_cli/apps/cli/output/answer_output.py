@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.passage_output import print_passages
-from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_control_chars
+from esa_cli.apps.cli.output.passage_output import print_passages, wrap_text
+from esa_cli.apps.cli.output.terminal import (
+    Reporter,
+    make_rich_console,
+    pluralize,
+    strip_control_chars,
+)
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.reply import NEEDS_READER, Reply
 from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
@@ -49,15 +52,6 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
     return (0 if is_quiet else SHOWN) if top_option is None else top_option
 
 
-def wrap_at_words(text: str, columns: int) -> str:
-    """Returns a text whose long lines are broken between words, to fit a number of columns."""
-    wrapped = (
-        textwrap.fill(line, max(20, columns), break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
-    return "\n".join(wrapped)
-
-
 def print_answer_and_passages(
     reply: Reply,
     passage_count: int,
@@ -81,7 +75,10 @@ def print_answer_and_passages(
     has_failed = reply.certainty == "nothing" or not reply.found
     text = strip_control_chars(reply.text_with_certainty)
     if sys.stdout.isatty():
-        text = wrap_at_words(text, shutil.get_terminal_size().columns)
+        from rich.text import Text
+
+        console = make_rich_console(sys.stdout)
+        text = "\n".join(line.plain for line in wrap_text(Text(text), console.width, console))
     if not is_printed and not comes_last:
         print(text, flush=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
