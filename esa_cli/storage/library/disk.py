@@ -3,8 +3,7 @@
 Most files of a library begin with the line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
 covers the kind, format, length and contents of the file. While a file is written, the file has the
 name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files that have
-other names than the files of a library are never listed, counted or removed.
-"""
+other names than the files of a library are never listed, counted or removed."""
 
 from __future__ import annotations
 
@@ -52,10 +51,9 @@ _FREE_SPACE = "free some space with `esa library prune`, or point ESA_LIBRARY to
 
 
 def get_library_folder() -> Path:
-    """Returns the folder of the library: $ESA_LIBRARY if the variable is set, else `library` in the
-    user's data folder for esa. Raises LibraryError."""
-    chosen = os.environ.get(ROOT)
-    if chosen:
+    """Returns the folder of the library: $ESA_LIBRARY, or else `library` in the user's data folder.
+    Raises LibraryError."""
+    if chosen := os.environ.get(ROOT):
         return expand_home_folder(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
@@ -81,7 +79,7 @@ def is_manifest_file_name(file_name: str) -> bool:
 
 
 class LibraryPaths:
-    """The paths of the files in a library's folder, and the locks of the library."""
+    """The paths of the files in a library's folder, and the library's locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -147,7 +145,7 @@ class LibraryPaths:
             return default_time
 
     def is_complete_file_name(self, path: Path) -> bool:
-        """Whether a path has the form that esa gives to completely written files of the library."""
+        """Whether a path has the form of a completely written file of the library."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None

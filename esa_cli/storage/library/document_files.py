@@ -13,8 +13,7 @@ layer and the token's number, so that a valid record in a wrong place is noticed
 
 A segment's name begins with a hash of all tokens up to the segment's end, so that two documents
 with the same beginning share their first segments. A segment's hash also covers the tokens on which
-the projections to reduced keys are fitted (`Layout.fit`).
-"""
+the projections to reduced keys are fitted (`Layout.fit`)."""
 
 from __future__ import annotations
 
@@ -218,7 +217,7 @@ class LibraryEntry:
         text_sha256, characters: digest and length of the text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
         created, used: seconds since 1970 of the ingest and of the last time of opening.
-        error: why the document cannot be used; other fields are then empty."""
+        error: why the document is unusable; other fields are then empty."""
 
     key: str
     identity: str = ""
@@ -330,8 +329,7 @@ def read_manifest(paths: LibraryPaths, document_key: str) -> LibraryEntry:
 
 
 def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: bytes) -> LibraryEntry:
-    """Decodes the bytes of a manifest's file. Raises LibraryError: the bytes are damaged, of
-    another format, or the manifest of another document."""
+    """Decodes a manifest. Raises LibraryError, as `read_manifest`."""
     path = paths.get_document_path(document_key)
     payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, document_key)
     stored = json.loads(payload)
@@ -471,8 +469,7 @@ class KVSegmentFile:
     is missing, its header is damaged, or the file is of another format or another segment.
 
     Args:
-        tokens: the expected number of tokens.
-        key: the document's key, for error messages.
+        tokens: the expected number of tokens. key: the document's key, for error messages.
         name: the segment's name, if it differs from the file's name."""
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:

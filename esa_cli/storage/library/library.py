@@ -8,8 +8,7 @@ document's other files, and finally the manifest.
 Before the first segment is written, all segments that the document will have are listed in a file
 (claim). Only `Library.prune` removes claimed segments, and only if no process is storing the
 document. A document's manifest is removed before the document's other files, so that a killed
-process never leaves a manifest without files.
-"""
+process never leaves a manifest without files."""
 
 from __future__ import annotations
 
@@ -41,18 +40,13 @@ OTHER_BYTES = 48
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The documents that `Library.prune` removed or, as a dry run, would remove.
-
-    Args:
-        leftovers: number of removed files of killed ingests. freed: number of bytes freed.
-        left: bytes of the remaining files. left_alone: unusable documents, which are not removed.
-    """
+    """The documents that `Library.prune` removed or, as a dry run, would remove."""
 
     removed: tuple[LibraryEntry, ...]
-    leftovers: int
-    freed: int
-    left: int
-    left_alone: tuple[LibraryEntry, ...] = ()
+    leftovers: int  # removed files of killed ingests
+    freed: int  # bytes
+    left: int  # bytes of the remaining files
+    left_alone: tuple[LibraryEntry, ...] = ()  # unusable documents, which are not removed
 
 
 class StoredDocument:
@@ -118,7 +112,7 @@ class DocumentWriter:
     def _open_usable_segments(
         self, segment_hashes: Sequence[str], projections_hash: str
     ) -> list[KVSegmentFile]:
-        """Opens segment files by the hashes in their names, up to the first damaged file."""
+        """Opens segment files up to the first damaged file."""
         segments = list[KVSegmentFile]()
         with suppress(LibraryError):
             for i, token_hash in enumerate(segment_hashes):
@@ -233,9 +227,8 @@ class Library:
         return catalogue.load_file_record_lookup(self._paths).divide_by_presence(entries)
 
     def match_entries(self, id_name_or_source: str) -> list[LibraryEntry]:
-        """Finds documents by the first digits of their key, at least 4, or else by their name or
-        source. Documents whose text no file has now are returned only if no other document matches.
-        Raises LibraryError: the folder is unreadable or no library."""
+        """Finds documents by the first digits of their key, at least 4, or else by name or source;
+        former documents only if no other matches. Raises LibraryError: the folder is unreadable."""
         paths, wanted = self._paths, id_name_or_source
         paths.refuse_folder_without_marker()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
@@ -247,7 +240,6 @@ class Library:
         return present or former
 
     def list_text_digests(self) -> set[str]:
-        """Returns the digests of the texts of all documents. Raises LibraryError."""
         self._paths.refuse_folder_without_marker()
         return set(catalogue.map_text_digests_to_document_keys(self._paths))
 
@@ -266,11 +258,10 @@ class Library:
         records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
-    def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
-        return catalogue.open_catalogue(self._paths, keep_on_disk)
+    def open_catalogue(self) -> AbstractContextManager[Catalogue]:
+        return catalogue.open_catalogue(self._paths)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or a temporary copy if the file cannot be written."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
     def estimate_document_size(self, token_count: int, layout: Layout, state_bytes: int = 0) -> int:
@@ -296,16 +287,13 @@ class Library:
     ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
         """Yields a writer of a document, or the document's entry if another process has stored the
         document. If the `with` block ends without `finish_document`, complete segments stay on
-        disk, from which the next ingest resumes.
+        disk, from which the next ingest resumes. Raises DiskError: the document does not fit on
+        the disk. LibraryError: the library cannot be written, or the document is damaged.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
             ids: all token ids. on_wait: called while another process holds the document's lock.
-            state_bytes: number of bytes of the model's recurrent states.
-
-        Raises:
-            DiskError: the document does not fit on the disk. LibraryError: the library cannot be
-                written, or the document exists and is damaged."""
+            state_bytes: number of bytes of the model's recurrent states."""
         paths = self._paths
         paths.create_library_folders()
         with paths.hold_lock(key, on_wait):
@@ -328,8 +316,7 @@ class Library:
             yield entry
 
     def open_document(self, entry: LibraryEntry) -> StoredDocument:
-        """Opens a document for questions, and records the time as that of the document's last use.
-        Raises LibraryError: a file of the document is missing, damaged or of another format."""
+        """Opens a document for questions, which counts as its last use. Raises LibraryError."""
         entry.raise_error_if_unusable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
@@ -458,12 +445,11 @@ def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
 
 
 def make_needed_file_filter(
-    paths: LibraryPaths, entries: Iterable[LibraryEntry], *, with_abandoned_claims: bool
+    paths: LibraryPaths, entries: Sequence[LibraryEntry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
     """Returns a function that says whether a file of segments or projections is needed by one of
     the documents `entries`, or by a document that is being stored. The caller must hold the
     library's lock. If `with_abandoned_claims`, claims of killed processes count."""
-    entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False

@@ -1,7 +1,6 @@
 """Reads the KV cache of a stored document from disk, and writes a KV cache during a prefill.
 
-After each segment of the KV cache, the states of the model's recurrent layers are written, too.
-"""
+After each segment of the KV cache, the states of the model's recurrent layers are written, too."""
 
 from __future__ import annotations
 
