@@ -361,19 +361,14 @@ class AppendableKVStoreChain(KVStoreChain):
     def _list_slices(self) -> list[KVStoreSlice]:
         return [*self._parts, KVStoreSlice(self.tail, 0, len(self.tail))]
 
-    @property
-    def first_appended_position(self) -> int:
-        return self._starts[-1]
-
     def __len__(self) -> int:
-        return self.first_appended_position + len(self.tail)
+        return self._starts[-1] + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        has_all = self.reduced_key_count >= self.first_appended_position
-        assert has_all, "all parts must have reduced keys"
+        assert self.reduced_key_count >= self._starts[-1], "all parts must have reduced keys"
         self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_appended_tokens(self, read_only_store: KVStore) -> None:
@@ -391,23 +386,15 @@ class AppendableKVStoreChain(KVStoreChain):
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """A document that the model has read (prefilled), with the KV cache of its tokens.
+    """A document that the model has read (prefilled), with the KV cache of its tokens."""
 
-    Args:
-        ids: token ids, beginning with the `head` tokens of the prompt before the document.
-        stores: a store for each layer with a KV cache.
-        projections: the fitted projection of each layer, or None.
-        read_by: the method that prefilled the document, or None if a library stored the document.
-        states: for each layer, the state that each class of selector keeps; may be empty.
-        recurrent: for each recurrent layer, its state after the last token."""
-
-    ids: Sequence[int]
-    stores: Sequence[KVStore]
-    projections: Sequence[Projection | None]
+    ids: Sequence[int]  # token ids, beginning with the `head` tokens of the prompt before it
+    stores: Sequence[KVStore]  # of each layer with a KV cache
+    projections: Sequence[Projection | None]  # fitted to each layer
     head: int = 0
-    read_by: Method | None = None
-    states: Sequence[dict[type, LayerState]] = ()
-    recurrent: Sequence[dict[str, Tensor]] = ()
+    read_by: Method | None = None  # the method of the prefill; None if a library stored it
+    states: Sequence[dict[type, LayerState]] = ()  # of each layer, by class of selector
+    recurrent: Sequence[dict[str, Tensor]] = ()  # of each recurrent layer, after the last token
 
 
 def concatenate_documents(

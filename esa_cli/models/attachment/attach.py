@@ -4,8 +4,7 @@ ESA patches no code of transformers. ESA registers an attention function and a m
 "esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
 the model's rotary module, and a copy replaces the configuration, since other models may share the
 original. Several models can be attached at once, since ESA's attention function finds the method by
-the attention module that calls the function. docs/design.md explains under "The seam" how a method
-is attached."""
+the attention module that calls it. docs/design.md says more under "The seam"."""
 
 from __future__ import annotations
 
@@ -210,8 +209,7 @@ class AttachedModel:
         return found
 
     def new_cache(self, on_cpu: bool = False) -> EsaCache:
-        """Returns an empty KV cache for `model(...)` or `model.generate(...)`, whose keys and
-        values stay in CPU memory if `on_cpu`."""
+        """Returns an empty KV cache for `model(...)` or `model.generate(...)`."""
         return EsaCache(
             self.forward_pass, self.method, self.model.config, on_cpu, self.method_layers
         )
@@ -271,7 +269,7 @@ def _compute_esa_attention(
 
 
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """Returns no mask, since ESA's attention is causal without one."""
+    """Returns no mask, as ESA's attention is causal without one."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
             "the attention mask must not hide tokens, since ESA accepts no padding",

@@ -96,7 +96,6 @@ class ModelFingerprint:
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def make_json_text(self) -> str:
-        """Returns the model's fingerprint as JSON text for the metadata of a compressor file."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

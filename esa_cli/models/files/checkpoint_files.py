@@ -1,7 +1,5 @@
-"""Reads and checks config.json and the headers of safetensors files before a model is loaded. In a
-model that also takes images or sound, finds the weights of the language model.
-
-Missing, damaged and malicious model files are reported before torch is imported."""
+"""Reads and checks config.json and the headers of safetensors files before torch is imported. In a
+model that also takes images or sound, finds the weights of the language model."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 
 @contextmanager
 def convert_read_errors(file_name: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
-    """Turns errors of other libraries that read a model's file in the block into ModelError, except
-    for out-of-memory errors."""
+    """Turns errors of other libraries, but not a lack of memory, into ModelError."""
     try:
         yield
     except Exception as error:
@@ -233,12 +230,10 @@ _BODIES = (
 _HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """The prefixes that replace `lm_head.` in a checkpoint of several parts."""
 _PLAIN_KINDS = {"qwen3_vl_text": "qwen3"}
-"""Maps types of language models whose rotary embedding depends on positions in an image to the type
-that computes the same for text."""
+"""Maps types whose rotary embedding depends on positions in an image to types for text alone."""
 _TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
 _BIDIRECTIONAL = "paligemma"
-"""A model type with several parts that attends to its prompt in both directions, although its
-language model alone does not."""
+"""A model type of several parts that attends in both directions, as its language model does not."""
 
 
 def has_language_model_part(config: Mapping[str, Any]) -> bool:

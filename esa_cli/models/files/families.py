@@ -138,8 +138,7 @@ _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
 }  # fmt: skip
-"""Maps other names of layer types to their names in transformers; the single characters come from
-Nemotron's `hybrid_override_pattern`."""
+"""Maps other names of layer types to transformers'; characters come from Nemotron's pattern."""
 
 
 def list_layer_types(config: Any) -> list[str]:
@@ -170,9 +169,8 @@ def has_recurrence(config: Any) -> bool:
 
 
 def list_sliding_windows(config: Any) -> list[int | None]:
-    """Returns the sliding-window size of each layer in tokens, or None for a layer that attends to
-    all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is
-    full."""
+    """Returns the sliding window of each layer in tokens, or None for a layer that attends to all
+    tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is full."""
     types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
@@ -197,8 +195,7 @@ def list_full_attention_layers(config: Any) -> list[int]:
 
 
 def map_key_source_layers(config: Any) -> dict[int, int]:
-    """Maps the index of each layer that uses another layer's keys to the index of that other layer.
-    Raises ValueError: no such layer exists."""
+    """Maps each layer that uses another layer's keys to that other layer. Raises ValueError."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
@@ -217,8 +214,7 @@ def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
 
 
 def get_latent_quantization_block_size(config: Any) -> int:
-    """Returns how many numbers of a cached MLA latent share one scale when quantised to 8 bits, or
-    0 for a model without MLA."""
+    """Returns how many numbers of an MLA latent share one scale in 8 bits, or 0 without MLA."""
     if not get_model_family(config).latent:
         return 0
     # No block has rotary and other dimensions, since the rotary ones may be much larger.
@@ -236,7 +232,6 @@ def get_kv_head_shape(config: Any) -> tuple[int, int]:
 
 
 def _read_usual_kv_head_settings(config: Any) -> tuple[int, int]:
-    """Returns the number and the dimension of key heads as most model families name them."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim

@@ -205,9 +205,8 @@ def choose_torch_device(device_option: str) -> str:
 
 
 def choose_torch_dtype(dtype_option: str, device: str) -> Any:
-    """Returns the torch.dtype in which a model computes, for a value of --dtype and a torch device.
-    The type for "auto" and for quantised weights is bfloat16 if the hardware supports it, else
-    float16 on a GPU and float32 on a CPU."""
+    """Returns the torch.dtype for a value of --dtype and a torch device: for "auto" and quantised
+    weights bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU."""
     import torch
 
     if dtype_option not in DTYPES:

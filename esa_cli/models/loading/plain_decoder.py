@@ -1,8 +1,7 @@
 """Loads small language models without transformers, whose import takes longer than an answer.
 
 A `PlainDecoder` computes a model on the CPU, which is enough to find and read passages.
-transformers is imported, and makes a model of the same weights, only when an attention method runs.
-"""
+transformers makes a model of the same weights only when an attention method runs."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ parts of an open file that were read stay in memory."""
 
 @dataclass(frozen=True, kw_only=True)
 class LazyTransformersModel(LoadedModel):
-    """A `PlainDecoder` with its tokenizer; transformers makes a model of the same weights when the
-    attribute `model` is first accessed."""
+    """A `PlainDecoder` with its tokenizer."""
 
     @cached_property
     def model(self) -> Any:
@@ -105,7 +103,6 @@ class DecoderConfig(SimpleNamespace):
     """The settings in a model's config.json and transformers' defaults, as attributes."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings of the model's configuration as a dict."""
         return dict(vars(self))
 
 

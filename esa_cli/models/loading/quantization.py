@@ -102,8 +102,7 @@ def weights_stay_quantised(config: Mapping[str, Any], device: str) -> bool:
 def describe_quantization(
     config: dict[str, Any], device: str, quantise_as: str, dtype_name: str
 ) -> str:
-    """Returns a description such as "quantised by fp8, dequantised to bfloat16", or "" for a model
-    that is stored unquantised."""
+    """Returns, for example, "quantised by fp8, dequantised to bfloat16", or "" if not quantised."""
     if not (method := read_quantization_method(config)):
         return ""
     kept = not quantise_as and weights_stay_quantised(config, device)

@@ -1,8 +1,7 @@
-"""Loads the tokenizers of models, and tokenises long texts: a `StandaloneTokenizer` needs no
-transformers, whose import takes longer than reading a tokenizer's file.
+"""Loads the tokenizers of models, and tokenises long texts.
 
-`StandaloneTokenizer` needs only the package tokenizers, and metadata that is cached when
-transformers loads the same tokenizer for the first time."""
+A `StandaloneTokenizer` needs no transformers, whose import is slow, but only the package tokenizers
+and metadata that is cached when transformers first loads the tokenizer."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder by transformers. Raises ModelError: the tokenizer is
-    missing, damaged or refused."""
+    """Loads a folder's tokenizer by transformers. Raises ModelError: it is missing or refused."""
     check_tokenizer_files_exist(folder)
     hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
     with convert_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
@@ -60,8 +58,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 _MAX_EXPANSION, _MAX_ID = 64, 1 << 23
-"""The most characters that may replace one character, and the largest token id; the largest
-vocabularies have 2**18 tokens."""
+"""The most characters that replace one, and the largest token id; usual are up to 2**18."""
 
 
 def _check_tokenizer_limits(backend: Any, folder: Path) -> None:
@@ -264,7 +261,6 @@ class TokenArrays(NamedTuple):
 def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
     """Returns the tokens of a document's text; the names of special tokens in the text count as
     plain text. Raises DocumentError: the text cannot be divided into windows of limited length."""
-
     import numpy
 
     def encode_text_part(text_part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
@@ -290,8 +286,7 @@ def count_tokens(folder: Path, text: str) -> int:
 
 def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
     """Yields the tokens of a text, tokenised in overlapping parts, as arrays (n, 3) of token id,
-    first and end character. Raises DocumentError: two windows of `LONGEST` characters share no
-    token."""
+    first and end character. Raises DocumentError: windows of `LONGEST` share no token."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
