@@ -1,9 +1,8 @@
 """Computes scores of public benchmarks, from 0 to 1, as the benchmarks' official code does.
 
-The benchmarks' official code is LongBench's `metrics.py` and `eval.py`, RULER's
+That code is LongBench's `metrics.py` and `eval.py`, RULER's
 `eval/synthetic/constants.py`, InfiniteBench's `src/compute_scores.py`, InfLLM's
-`infinitebench_eval.py`, Counting-Stars' `viz.ipynb`, and NeedleBench's evaluators in OpenCompass.
-"""
+`infinitebench_eval.py`, Counting-Stars' `viz.ipynb` and NeedleBench's evaluators in OpenCompass."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
 def import_benchmark_library(module_name: str) -> Any:
-    """Imports a module of the optional dependencies `esa-cli[bench]`. Raises UsageError: the module
-    is not installed."""
+    """Imports a module of the extra `bench`. Raises UsageError: the module is missing."""
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
@@ -40,8 +38,7 @@ def import_benchmark_library(module_name: str) -> Any:
 
 
 def compute_qa_f1(output: str, gold: str) -> float:
-    """Returns the F1 of the output's and the right answer's words, in lower case and without
-    punctuation and articles."""
+    """Returns the F1 of both texts' words, in lower case, without punctuation and articles."""
     plain = (text.lower().translate(_PUNCTUATION) for text in (output, gold))
     return compute_word_bag_f1(*(_ARTICLE.sub(" ", text).split() for text in plain))
 
@@ -101,7 +98,6 @@ def compute_rouge_l(output: str, gold: str) -> float:
 
 
 def cut_to_first_line(output: str) -> str:
-    """Returns the first line of a model's output that is not empty."""
     return output.lstrip("\n").split("\n")[0]
 
 
@@ -129,7 +125,6 @@ def score_contained_gold_word(output: str, gold: str) -> float:
 
 
 def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
-    """Replaces each punctuation mark by a space, and each run of spaces by one space."""
     for mark in marks:
         text = text.replace(mark, " ")
     return re.sub(" +", " ", text)
@@ -137,11 +132,7 @@ def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
 
 def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
     """Returns the rest of the text after the first phrase that the text contains, or None."""
-    for phrase in phrases:
-        _, separator, rest = text.partition(phrase)
-        if separator:
-            return rest
-    return None
+    return next((text.partition(phrase)[2] for phrase in phrases if phrase in text), None)
 
 
 def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
@@ -163,11 +154,8 @@ def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
 
 
 def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
-    """Scores the output of InfiniteBench's task Code.Debug by InfLLM's rule, which guesses a random
-    option if the output names none.
-
-    Args:
-        answers: the name and the option letter of the function with the bug."""
+    """Scores an output for Code.Debug by InfLLM's rule, which guesses if no option is named.
+    `answers` are the name and the option letter of the function with the bug."""
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
@@ -185,8 +173,7 @@ def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
 
 
 def parse_star_counts(output: str, max_counts: int) -> set[int]:
-    """Returns the numbers in the JSON list that an output of Counting-Stars has after
-    `"little_penguin":`, even if the list is not closed."""
+    """Returns the numbers in the JSON list after `"little_penguin":`, which may lack its end."""
     match = _STARS.search(output)
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:max_counts]} if match else set()
 

@@ -1,7 +1,6 @@
 """Asks the questions of a public benchmark by several methods, and makes the table of scores.
 
-Consecutive questions about one document share one prefill of the document.
-"""
+Consecutive questions about one document share one prefill of the document."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class BenchRecordSelection:
     shard: WorkShard = ALL_WORK
 
     def load_records(self) -> Iterator[BenchRecord]:
-        """Yields the selected records of a benchmark. Raises DocumentError, UsageError."""
+        """Yields the selected records. Raises DocumentError, UsageError."""
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
@@ -99,8 +98,7 @@ class BenchRecordSelection:
         return self.shard.select_items(list(records) for _, records in documents)
 
     def check_and_hash_records(self) -> BenchRecordHashes:
-        """Reads and hashes every record, to find invalid records before any question is asked.
-        Raises DocumentError, UsageError."""
+        """Reads and hashes every record before any is asked. Raises DocumentError, UsageError."""
         hashes: dict[tuple[str, str], str] = {}
         longest = ""
         for record in self.load_records():
@@ -129,7 +127,7 @@ class BenchAnswerer:
         self._started = 0.0
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
-        """Returns the questions of several benchmark records about the same document."""
+        """Returns the questions of records about the same document."""
         questions = []
         for record in records:
             fields = {
@@ -192,7 +190,6 @@ Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def group_scores_by_method(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Groups the scores of result rows by method and then by task."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
@@ -231,7 +228,6 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
 def _make_score_table_row(
     title: str, scores_by_method: Sequence[Sequence[float]], total_count: str
 ) -> list[str]:
-    """Makes a row of the score table with the number of scored records, such as `5 of 200`."""
     counts = [len(scores) for scores in scores_by_method]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
     means = (f"{100 * _average(one):.2f}" if one else "-" for one in scores_by_method)

@@ -3,8 +3,7 @@
 Of LongBench only the tasks that are not Chinese can be asked, and long prompts are not cut. Of
 InfiniteBench the six tasks of the ESA paper can be asked, with InfLLM's prompts and answer lengths.
 The prompt of Counting-Stars ends with the start of the answer, which is a JSON list of counts.
-NeedleBench's tasks are the English M-RT tasks of version 1, with three needles in each text.
-"""
+NeedleBench's tasks are the English M-RT tasks of version 1, with three needles in each text."""
 
 from __future__ import annotations
 
@@ -73,14 +72,13 @@ class Benchmark:
     notes: Mapping[str, str] = field(default_factory=dict)  # remarks on a task's scores, by task
 
     def list_tasks_in_folder(self, folder: Path) -> list[str]:
-        """Returns the names of the benchmark's tasks whose files are in a folder."""
         return [task.name for task in self.tasks if find_first_file(folder, self.files(task.name))]
 
     def load_records(
         self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
     ) -> Iterator[BenchRecord]:
-        """Yields at most `limit_per_task` records of each task. Raises DocumentError: a file is
-        missing or has an invalid line. UsageError: a library for the score is missing."""
+        """Yields records of the tasks. Raises DocumentError: a file is missing or has an invalid
+        line. UsageError: a library for the score is missing."""
         for task in tasks:
             if not find_first_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
@@ -109,9 +107,8 @@ def read_json_rows(
     folder: Path, file_names: Sequence[str], row_class: type[Row], convert_row: Callable[[Row, int],
     T],
 ) -> Iterator[T]:  # fmt: skip
-    """Yields the results of `convert_row(row, line_number)` for each line of a JSON Lines file.
-    Raises DocumentError: the file has no rows, a row is not of the class, or `convert_row` raises a
-    ValueError."""
+    """Yields `convert_row(row, line_number)` for each line of a JSON Lines file. Raises
+    DocumentError: there is no row, or a row is not of the class or refused by a ValueError."""
     path, empty = find_first_file(folder, file_names) or folder / file_names[0], True
     try:
         with path.open("rb") as lines:
@@ -139,8 +136,7 @@ def read_json_rows(
 
 
 def fill_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
-    """Fills a prompt template, and returns the text before the document, the document, and the
-    rest."""
+    """Returns the text before the document, the document, and the text after it."""
     before, after = template.split("{context}")
     return before.format(**values), document, after.format(**values)
 
@@ -182,7 +178,7 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def score_longbench_output(record: BenchRecord, output: str) -> float:
-    """Scores a model's output for LongBench by whichever right answer gives the highest score."""
+    """Scores an output for LongBench by the right answer that gives the highest score."""
     if record.task in ("trec", "triviaqa", "samsum"):
         output = metrics.cut_to_first_line(output)
     if record.task == "trec":
@@ -225,7 +221,6 @@ def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
 
 
 def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Returns the values for the slots of an InfiniteBench prompt template, by slot name."""
     fields = {"input": row.input}
     if task in CHOICES:
         if len(row.options) != 4:
@@ -245,7 +240,6 @@ def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, 
 
 
 def score_infinitebench_output(record: BenchRecord, output: str) -> float:
-    """Scores a model's output for InfiniteBench as 1 if right and 0 if wrong."""
     match record.task:
         case "code_debug":
             return metrics.score_code_debug_output(output, record.answers)
@@ -308,7 +302,6 @@ def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord
 
 
 def score_counting_stars_output(record: BenchRecord, output: str) -> float:
-    """Scores the counts of stars that a model's output for Counting-Stars lists."""
     mistaken = record.data["mistaken"] if record.task.startswith("reasoning") else None
     return metrics.score_star_counts(record.prime + output, record.answers, mistaken)
 
@@ -325,7 +318,7 @@ FORMAT_PHRASE = "Please answer in the format"
 
 
 class NeedleBenchEssayRow(BaseModel):
-    """The JSON object in a line of NeedleBench's file of essays."""
+    """A line of NeedleBench's file of essays."""
 
     text: str
 

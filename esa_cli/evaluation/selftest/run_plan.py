@@ -93,7 +93,6 @@ def group_methods_by_prefill(
 
 
 def get_max_full_attention_tokens(preset: Preset) -> int:
-    """Returns how many tokens a document may have for full attention inside the model's window."""
     # A tenth of the window is left for the chat template, the question and the answer.
     return min(int(preset.context * 0.9), preset.context - 256)
 

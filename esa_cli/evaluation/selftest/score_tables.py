@@ -1,7 +1,6 @@
 """Makes the tables of `esa selftest` with methods' scores and with reasons for missed answers.
 
-The brackets after a method's score contain the score divided by the score of full attention.
-"""
+The brackets after a method's score contain the score divided by the score of full attention."""
 
 from __future__ import annotations
 

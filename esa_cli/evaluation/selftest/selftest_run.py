@@ -81,15 +81,13 @@ def are_facts_in_view(layer_shares: Sequence[float]) -> bool:
 
 
 def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
-    """Says whether the fact of a missed answer was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_fact_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Makes the result fields `recall`, the share of the facts to which layers attend, and `why`,
-    the reason of a missed answer."""
+    """Makes the fields `recall`, of the facts to which layers attend, and `why` of a miss."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
@@ -123,8 +121,7 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Makes the result fields `recall`, the share of the facts that passages contain, and `why`,
-    the reason of a missed answer."""
+    """Makes the fields `recall`, of the facts that passages contain, and `why` of a miss."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
@@ -179,7 +176,6 @@ class SelftestRun:
             )
 
     def count_tokens(self, text: str) -> int:
-        """Counts the tokens of a text with the model's tokenizer."""
         return count_tokens(self.loaded.tokenizer, text)
 
     @cached_property
@@ -197,7 +193,7 @@ class SelftestRun:
         return find_selftest_task(test_name).samples(request)
 
     def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.PrefillGroup]]:
-        """Yields every pair of a document and a group of methods that share one prefill."""
+        """Yields every document with every group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_full_attention_group(self.preset)
