@@ -172,7 +172,7 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
     asked = random.Random(seed).sample(asked, min(questions, len(asked)))
     numbers = {digest_text(part): at for at, part in enumerate(parts)}
     ranks: dict[str, list[int]] = {}
-    with Library(texts).open_search_catalogue(always_copy=True) as catalogue:
+    with Library(texts).open_catalogue(keep_on_disk=False) as catalogue:
         index = catalogue.texts
         for digest, at in numbers.items():
             index.add_text(parts[at], digest)

@@ -464,9 +464,15 @@ def load_file_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
 
 
 @contextmanager
-def open_catalogue(paths: LibraryPaths) -> Iterator[Catalogue]:
-    """Opens the library's catalogue. A damaged catalogue is deleted and, when a process opens the
-    catalogue next, created again. Raises LibraryError, DiskError: it cannot be written."""
+def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[Catalogue]:
+    """Opens the library's catalogue, or an empty catalogue in memory if `keep_on_disk` is false. A
+    damaged catalogue is deleted and, when a process opens the catalogue next, created again. Raises
+    LibraryError, DiskError: the catalogue cannot be written."""
+    if not keep_on_disk:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+            create_catalogue_tables(db)
+            yield Catalogue(paths, db)
+        return
     paths.create_library_folders()
     try:
         try:

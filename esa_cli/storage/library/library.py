@@ -258,8 +258,8 @@ class Library:
         records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
-    def open_catalogue(self) -> AbstractContextManager[Catalogue]:
-        return catalogue.open_catalogue(self._paths)
+    def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
+        return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
         return catalogue.open_search_catalogue(self._paths, always_copy)
