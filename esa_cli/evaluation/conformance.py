@@ -121,7 +121,6 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginChec
 
 
 def check_class(kind: str, name: str, options: Mapping[str, Any]) -> Checks:
-    """Makes an object of a plugin's class, and runs all checks for the kind, such as `selector`."""
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.find_registered_class(kind, name)
     base, suite = SUITES[kind]
@@ -473,7 +472,6 @@ def make_step_for_observe(step: Step) -> Step:
 
 
 def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
-    """Returns a copy of a `Step` for another chunk."""
     local = min(step.local, chunk_start)
     high = chunk_start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)

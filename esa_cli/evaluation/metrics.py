@@ -62,7 +62,6 @@ def compute_share_of_right_numbers(output: str, gold: str) -> float:
 
 
 def compute_share_of_right_paragraph_numbers(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal the right paragraph's number."""
     number = re.search(r"Paragraph (\d+)", gold)
     return compute_share_of_right_numbers(output, number[1]) if number else 0.0
 

@@ -35,8 +35,6 @@ errors of 0.004, and the scalings in use make far larger ones."""
 @register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
 class AllTokensSelector(Selector):
-    """Selects all middle tokens, whatever the budget."""
-
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle
 
@@ -50,8 +48,6 @@ class AllTokensSelector(Selector):
 )  # fmt: skip
 @dataclass(frozen=True)
 class NoTokensSelector(Selector):
-    """Selects no middle token."""
-
     def select(self, step: Step, budget: int) -> Tensor:
         return torch.arange(0, device=step.queries.device)
 

@@ -31,18 +31,13 @@ T = TypeVar("T", bound=type)
 
 
 class RegisteredClass(NamedTuple):
-    """A registered class of selectors, scores, compressors or position encodings.
-
-    Args:
-        about: by default the first line of the class's docstring.
-        source, cost: by default those of the recipe of the same name, or of the first recipe in the
-            same file; cost per step, in the letters of docs/plugins.md."""
+    """A registered class of selectors, scores, compressors or position encodings."""
 
     kind: str
     name: str
-    about: str
-    source: str
-    cost: str
+    about: str  # by default the first line of the class's docstring
+    source: str  # by default, as `cost`, of the recipe of the same name, or the file's first one
+    cost: str  # per step, in the letters of docs/plugins.md
     cls: type
 
     def make_dict_without_class(self) -> dict[str, str]:
@@ -143,16 +138,12 @@ def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class PresetSizes(NamedTuple):
-    """Window sizes, lengths and position encoding from which a method's settings are computed.
+    """Window sizes, lengths and position encoding from which a method's settings are computed."""
 
-    Args:
-        window: the token budget. context: number of tokens in the model's trained window.
-        length: number of tokens in the document; 0 if it is unknown."""
-
-    window: Window
-    context: int
-    position: Mapping[str, Any]
-    length: int = 0
+    window: Window  # the token budget
+    context: int  # number of tokens in the model's trained window
+    position: Mapping[str, Any]  # the preset's position encoding
+    length: int = 0  # number of tokens in the document; 0 if it is unknown
 
     @property
     def stretch(self) -> float:
@@ -177,19 +168,15 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class MethodRecipe:
-    """A method by name, with a function `settings` that returns the method's settings for a preset.
-
-    Args:
-        about, source: a line about the method, and its paper.
-        cost: per step, in the letters of docs/plugins.md. full: whether attention is full."""
+    """A method by name, with a function that returns the method's settings for a preset."""
 
     name: str
     about: str
-    source: str
-    cost: str
+    source: str  # the paper
+    cost: str  # per step, in the letters of docs/plugins.md
     settings: Settings
-    full: bool
-    origin: str
+    full: bool  # whether attention is full
+    origin: str  # the module or plugin file
 
 
 RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
@@ -212,7 +199,6 @@ def recipe(
 
 
 def list_methods() -> list[MethodRecipe]:
-    """Returns every registered method, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 

@@ -127,7 +127,6 @@ class BenchAnswerer:
         self._started = 0.0
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
-        """Returns the questions of records about the same document."""
         questions = []
         for record in records:
             fields = {

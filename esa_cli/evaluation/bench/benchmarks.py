@@ -87,7 +87,6 @@ class Benchmark:
 
 
 def find_first_file(folder: Path, file_names: Sequence[str]) -> Path | None:
-    """Finds a file with one of several names in a folder or in the folder's subfolders."""
     paths = (path for name in file_names for path in folder.rglob(name) if path.is_file())
     return min(paths, key=lambda p: (file_names.index(p.name), len(p.parts), str(p)), default=None)
 
@@ -150,8 +149,6 @@ LONGBENCH, INFINITEBENCH = (
 
 
 class LongBenchRow(BaseModel):
-    """The JSON object in a line of a LongBench file."""
-
     context: str
     input: str
     answers: Texts
@@ -192,8 +189,6 @@ CHOICES = ("longbook_choice_eng", "code_debug")
 
 
 class InfiniteBenchRow(BaseModel):
-    """The JSON object in a line of an InfiniteBench file."""
-
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
     answer: Texts
@@ -260,8 +255,6 @@ _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a 
 
 
 class CountingStarsRow(BaseModel):
-    """The JSON object in a line of a Counting-Stars file."""
-
     question: str
     retrieval_question: str
     reference_counting_results: Annotated[tuple[int, ...], Field(min_length=1)]
@@ -318,14 +311,10 @@ FORMAT_PHRASE = "Please answer in the format"
 
 
 class NeedleBenchEssayRow(BaseModel):
-    """A line of NeedleBench's file of essays."""
-
     text: str
 
 
 class NeedleBenchNeedleRow(BaseModel):
-    """The JSON object in a line of NeedleBench's file of needles."""
-
     arg1: str
     arg2: str
     needle: str

@@ -164,7 +164,6 @@ class RecallStudy:
     results: dict[str, MethodRecall]
 
     def find_best_method(self) -> str:
-        """Returns the name of the method with the highest mean recall at the largest k."""
         return max(self.results, key=lambda name: self.results[name].average_recall())
 
     def make_json_data(self) -> dict[str, Any]:

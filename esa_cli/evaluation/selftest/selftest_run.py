@@ -142,11 +142,8 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
 
-    Args:
-        listener: has `show_prefill(test, length, methods, tokens)`, which returns a callback for
-            progress, `show_answer(row)`, and `warn(text)` for a part that is left out.
-        deadline: a time of `time.monotonic`, after which no further question is asked.
-        shard: the share of the prefills that this process does."""
+    `listener` has `show_prefill(test, length, methods, tokens)`, which returns a callback for
+    progress, `show_answer(row)`, and `warn(text)` for a part that is left out."""
 
     loaded: LoadedModel
     preset: Preset
@@ -154,8 +151,8 @@ class SelftestRun:
     haystack: Haystack
     journal: ResultsFile
     listener: Any
-    deadline: float | None = None
-    shard: WorkShard = ALL_WORK
+    deadline: float | None = None  # of `time.monotonic`, after which no question is asked
+    shard: WorkShard = ALL_WORK  # the share of the prefills that this process does
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def ask_all_questions(self) -> bool:

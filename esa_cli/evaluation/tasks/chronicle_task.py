@@ -221,7 +221,6 @@ class ChronicleGenerator:
                 year += self.draw_integer(7, 31)
 
     def write_text_without_facts(self, min_words: int) -> list[Paragraph]:
-        """Writes a chronicle without facts, which has at least `min_words` words."""
         blocks: list[Paragraph] = []
         count = 0
         for section in self.write_sections():

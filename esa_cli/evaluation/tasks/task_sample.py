@@ -303,7 +303,6 @@ def plant_sentences_in_haystack(
 
 
 def check_sample_count(request: TaskRequest, max_samples: int, hint: str) -> None:
-    """Raises UsageError with a hint if a request asks for too many questions."""
     if request.samples > max_samples:
         raise UsageError(f"--samples must be at most {max_samples}, got {request.samples}", hint)
 

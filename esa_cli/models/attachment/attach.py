@@ -86,7 +86,6 @@ def _restore_model(
     base_model: Any, rotary_module: nn.Module | None, module_configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:  # fmt: skip
-    """Restores a model's rotary module and configurations, and removes `hooks` from the model."""
     if rotary_module is not None:
         base_model.rotary_emb = rotary_module
     for module, config in module_configs:
@@ -194,7 +193,6 @@ class AttachedModel:
     def get_layer_attention_function(
         self, method: Method, layer_index: int
     ) -> SelectiveAttention | SlidingWindowAttention:
-        """Returns the function that computes one layer's attention for a method."""
         traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)

@@ -116,7 +116,6 @@ class RecurrentLayer(LinearAttentionLayer):
             return {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
 
     def restore_state(self, state: RecurrentState) -> None:
-        """Replaces the layer's recurrent state by a state that `copy_state` returned."""
         self.reset()
         for name, tensor in state.items():
             kind, number = name.split(".")
@@ -250,7 +249,6 @@ class EsaCache(Cache):
         self.method = self.method if method is None else method
 
     def check_belongs_to_model(self, current_call: CurrentForwardCall | None) -> None:
-        """Raises UsageError if the KV cache belongs to another model than `current_call`."""
         if current_call is not self.forward_pass:
             raise UsageError(
                 "the KV cache belongs to another model, or to a model that was detached",
@@ -320,7 +318,6 @@ class EsaCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of keys, values, reduced keys and recurrent states."""
         stores: list[Any] = [one.memory.store for one in self.kv_layers if one.memory]
         return sum(one.nbytes for one in [*stores, *self.states.list_state_tensors()])
 

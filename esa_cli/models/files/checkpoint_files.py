@@ -346,7 +346,6 @@ def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
 
 
 def _map_module_name(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
-    """Replaces the prefix of a module's name; `new_prefixes` maps old to new prefixes."""
     before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
     return new_prefixes[before] + module_name[len(before) :] if before else module_name
 

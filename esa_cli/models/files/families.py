@@ -94,13 +94,11 @@ def get_model_family(config: object) -> ModelFamily:
 
 
 def check_esa_supports_model_type(model_type: str | None) -> None:
-    """Raises ModelError if ESA cannot be attached to models of the type `model_type`."""
     if model_type not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD_HINT)
 
 
 def check_esa_supports_config(config: Any) -> None:
-    """Raises ModelError if ESA cannot be attached to a model with the configuration `config`."""
     kind = getattr(config, "model_type", "unknown")
     check_esa_supports_model_type(kind)
     list_sliding_windows(config)

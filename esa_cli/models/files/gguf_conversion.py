@@ -242,7 +242,6 @@ def check_gguf_pre_tokenizer(file: GgufFile) -> None:
 
 
 def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
-    """Writes a GGUF file's tokenizer as a tokenizer.json that splits text as the file says."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(

@@ -81,7 +81,6 @@ class GgufFile:
         self.architecture = str(self.metadata.get("general.architecture"))
 
     def get_setting(self, setting_name: str, default: Any = None) -> Any:
-        """Returns a setting of the model, such as `block_count`, from the GGUF file's metadata."""
         return self.metadata.get(f"{self.architecture}.{setting_name}", default)
 
     def get_tensor_shape(self, tensor_name: str) -> tuple[int, ...]:
@@ -97,7 +96,6 @@ class GgufFile:
         return dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(numpy.float32)
 
     def make_unsupported_value_error(self, value_meaning: str, value: Any) -> ModelError:
-        """Makes the error for a value in the GGUF file that esa cannot convert."""
         message = f"{self.path.name} has {value_meaning} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 

@@ -190,7 +190,6 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 
 
 def get_pip_command() -> list[str]:
-    """Returns the command that runs the pip of this Python interpreter."""
     return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 

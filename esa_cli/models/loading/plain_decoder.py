@@ -107,7 +107,6 @@ class DecoderConfig(SimpleNamespace):
 
 
 def can_load_without_transformers(config_settings: Mapping[str, Any]) -> bool:
-    """Whether a `PlainDecoder` can compute a model with the settings `config_settings`."""
     rope = config_settings.get("rope_parameters") or {}
     return (
         can_fuse_layers(DecoderConfig(**config_settings))

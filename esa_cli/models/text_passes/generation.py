@@ -96,6 +96,5 @@ def generate(
 
 
 def list_end_token_ids(model: Any) -> list[int]:
-    """Returns the token ids with which a model ends an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

@@ -194,7 +194,6 @@ def can_fuse_model(model: Any) -> bool:
 
 
 def can_fuse_layers(config: object) -> bool:
-    """Whether `FusedForward` can compute the layers of a model with the configuration `config`."""
     others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
@@ -205,7 +204,6 @@ def can_fuse_layers(config: object) -> bool:
 
 
 def get_head_dimension(config: Any) -> int:
-    """Returns the dimension of a model's attention heads."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
@@ -222,7 +220,6 @@ def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of at most `GROUP` consecutive indices of sequences."""
     for at in range(0, len(indices), GROUP):
         yield indices[at : at + GROUP]
 

@@ -84,25 +84,18 @@ ORDER BY score DESC, characters DESC, id
 
 
 class FileRecord(NamedTuple):
-    """The record of an ingested file in the catalogue of a library.
+    """The record of an ingested file in the catalogue of a library."""
 
-    Args:
-        path: absolute path of the file. stamp: the file's size and times, to notice changes.
-        digest: digest of the file's text, or empty if the file cannot be read.
-        why, hint: why the file cannot be read, and what to try.
-        folder: the folder for which `esa ingest --words` recorded the file, or empty."""
-
-    path: str
-    stamp: str
-    digest: str
+    path: str  # absolute
+    stamp: str  # the file's size and times, to notice changes
+    digest: str  # of the file's text, or empty if the file cannot be read
     bytes: int
-    why: str = ""
-    hint: str = ""
-    folder: str = ""
+    why: str = ""  # the file cannot be read
+    hint: str = ""  # what to try if the file cannot be read
+    folder: str = ""  # for which `esa ingest --words` recorded the file, or empty
 
     @property
     def is_file_unchanged(self) -> bool:
-        """Whether the recorded file is unchanged since its record was written."""
         try:
             return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
@@ -277,7 +270,6 @@ class FileRecordLookup:
         return [record for record in known if record.is_file_unchanged] or known
 
     def divide_by_presence(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
-        """Divides stored documents into present documents and those whose text no file has now."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._update_entry_file_path(entry)
@@ -324,7 +316,6 @@ class Catalogue:
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
-        """In a `with` block, makes one transaction of all changes of the catalogue."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield

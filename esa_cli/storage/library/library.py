@@ -50,11 +50,8 @@ class PruneResult:
 
 
 class StoredDocument:
-    """A stored document opened for questions; the files of its KV cache are memory-mapped. Raises
-    LibraryError: a file of the document is missing, damaged or of another format.
-
-    Attributes:
-        offsets: (n, 2), first character and end of each token in `text`."""
+    """A stored document opened for questions, with memory-mapped KV cache; `offsets` (n, 2) are the
+    first character and the end of each token. Raises LibraryError: a file is missing or damaged."""
 
     def __init__(self, paths: LibraryPaths, entry: LibraryEntry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
@@ -83,11 +80,8 @@ class StoredDocument:
 
 
 class DocumentWriter:
-    """Writes the files of a document while `Library.open_writer` locks the document.
-
-    Attributes:
-        segments: the segments of the document's KV cache on disk, which documents may share.
-        wrote: whether the writer has written a file. is_finished: whether the document exists."""
+    """Writes the files of a document while `Library.open_writer` locks the document. `wrote` says
+    whether a file was written, and `is_finished` whether the document exists."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -221,7 +215,6 @@ class Library:
         return self.list_present_and_former().present
 
     def list_present_and_former(self) -> PresentAndFormerEntries:
-        """Divides stored documents into present documents and those whose text no file has now."""
         self._paths.refuse_folder_without_marker()
         entries = document_files.read_manifests(self._paths)
         return catalogue.load_file_record_lookup(self._paths).divide_by_presence(entries)

@@ -170,7 +170,6 @@ def pull_documents(
 
 
 def refuse_url_as_copy_place(path_or_url: str) -> None:
-    """Raises UsageError if the place to copy a library to or from is a URL."""
     if "://" in path_or_url:
         message = f"a library can only be copied to or from a folder or FILE.tar, got {path_or_url}"
         hint = "copy the library to a folder, and then the folder to the URL with another program"

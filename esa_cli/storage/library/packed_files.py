@@ -101,7 +101,6 @@ def unpack_projections(packed_projections: bytes) -> list[Linear | None]:
 
 
 def hash_projections(packed_projections: bytes) -> str:
-    """Returns the hash of packed projections, by which a file of projections is named."""
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
