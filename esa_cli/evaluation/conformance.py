@@ -404,9 +404,7 @@ def make_step(
     has_text: bool = True,
 ) -> Step:  # fmt: skip
     """Makes a `Step` with random queries, keys and values, which are equal for equal arguments.
-
-    Args:
-        observe: a selector's method that is called for every chunk before the step's chunk."""
+    `observe`, a selector's method, is called for every chunk before the step's chunk."""
     start = initial + middle + local
     store = MemoryKVStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)

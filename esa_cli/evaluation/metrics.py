@@ -180,12 +180,9 @@ def parse_star_counts(output: str, max_counts: int) -> set[int]:
 def score_star_counts(
     output: str, answers: Sequence[str], mistaken_counts: Sequence[int] | None
 ) -> float:
-    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars.
-
-    Args:
-        mistaken_counts: None in the searching task, in which a listed right count scores 1. In the
-            reasoning task a right count scores 1 if only the right number is listed, 0.5 if the
-            mistaken number is listed, too, and 0.25 if only the mistaken number is listed."""
+    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars. A
+    listed count scores 1; in the reasoning task, which has mistaken counts, 0.5 if the mistaken
+    number is listed, too. A mistaken number alone scores 0.25."""
     right = [int(answer) for answer in answers]
     listed = parse_star_counts(output, len(right))
     if mistaken_counts is None:

@@ -168,12 +168,8 @@ def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tup
 
 
 class MemoryKVStore:
-    """The keys, values and reduced keys of all tokens in one layer, kept in memory.
-
-    Args:
-        heads: number of key/value heads. dim: dimension of a head.
-        shared: whether the keys are also the values (MLA).
-        on_host: whether keys and values are in host memory rather than on the computing device."""
+    """The keys, values and reduced keys of all tokens in one layer, kept in memory. `shared` keys
+    are also the values (MLA); `on_host`, both are in host memory, not on the computing device."""
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device,

@@ -242,12 +242,8 @@ def plant_sentences(
     text: str, sentences: Sequence[str], depths: Sequence[float], separators: tuple[str, str] =
     (" ", ""),
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
-    """Plants sentences between a text's sentences, and returns the new text and the planted facts.
-    Raises UsageError: the text is too short.
-
-    Args:
-        depths: the wanted place of each sentence, from 0 to 1 of the new text.
-        separators: the texts before and after each planted sentence."""
+    """Plants sentences, with `separators` before and after each, between a text's sentences at the
+    given depths from 0 to 1. Raises UsageError: the text is too short."""
     # If the text has few sentences, the facts are planted after lines or words.
     for kind in (find_sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]

@@ -44,11 +44,7 @@ NAME = "esa"
 
 class IdentityRotaryEmbedding(nn.Module):
     """A rotary module that returns cosines of 1 and sines of 0, so that keys are cached unrotated.
-
-    Args:
-        cosine_count: the number of cosines for each token, or 1 to broadcast.
-        as_complex: whether the model expects a complex tensor (1, n, width).
-        replaced_module: the rotary module of the model, whose layer types are copied."""
+    It returns `cosine_count` numbers for each token, or 1 to broadcast."""
 
     def __init__(self, cosine_count: int, as_complex: bool, replaced_module: nn.Module) -> None:
         super().__init__()

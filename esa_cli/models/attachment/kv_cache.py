@@ -210,10 +210,7 @@ class RecurrentStates:
 
 class EsaCache(Cache):
     """The KV cache of one sequence in an attached model, which `AttachedModel.new_cache` creates.
-
-    Attributes:
-        method, query: the method that reads this KV cache, and the state of the question.
-        kv_layers, states: the layers with keys and values, and the recurrent states."""
+    `kv_layers` are the layers with keys and values, and `states` the recurrent states."""
 
     def __init__(
         self, current_call: CurrentForwardCall, method: Method, config: Any, on_cpu: bool,

@@ -57,7 +57,7 @@ def load(
         dtype: "auto" (see `choose_torch_dtype`), "float32", "bfloat16" or "float16"; or a name in
             `QUANTIZATIONS`, by which the layers' matrices are quantised.
         tokenizer: the result of `load_tokenizer`, if the tokenizer is loaded already.
-        cache: where the KV caches of documents are stored; one of `storage.CACHES`.
+        cache: one of `storage.CACHES`.
 
     Raises:
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
@@ -123,12 +123,9 @@ def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> It
 def load_pretrained(
     folder: Path, device: str, dtype: Any, *, quantise_as: str, keep_quantised: bool
 ) -> Any:
-    """Loads the model in a folder onto a torch device by transformers' `from_pretrained`. Raises
-    ModelError: weights are missing. Other errors come from transformers.
-
-    Args:
-        quantise_as: a name in `QUANTIZATIONS`, or "" to leave the weights as they are.
-        keep_quantised: whether weights that are stored quantised stay quantised."""
+    """Loads the model in a folder onto a torch device by transformers' `from_pretrained`, quantised
+    as a name in `QUANTIZATIONS` says, or "" for no change. Stored quantised weights are dequantised
+    unless `keep_quantised`. Raises ModelError: weights are missing, and errors of transformers."""
     from transformers import AutoModelForCausalLM
 
     options = checkpoint_files.make_from_pretrained_arguments(folder)

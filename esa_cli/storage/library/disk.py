@@ -169,11 +169,8 @@ class LibraryPaths:
         self, lock_name: str, on_wait: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Holds the lock of a document, or of the whole library, until the `with` block ends.
-        Raises LibraryError, DiskError: the lock's file cannot be created, or locks do not work.
-
-        Args:
-            lock_name: the document's key, or "library".
-            on_wait: called every half second while another process holds the lock; may raise."""
+        `lock_name` is a key or "library"; `on_wait`, which may raise, is called every half second
+        of waiting. Raises LibraryError, DiskError: the lock's file cannot be made or locked."""
         import filelock  # takes as long as the rest of the room's imports
 
         # Marker files in place of locks would stay after a kill.
@@ -242,7 +239,6 @@ def unpack_checksummed_file(
 
     Args:
         data: the file's bytes, or the bytes of a segment file's header.
-        path, document_key: the file and its document, for error messages.
         expected_digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():

@@ -396,12 +396,8 @@ def write_segment_file(
     path: Path, document_key: str, layout: Layout, token_count: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
-    """Writes a segment file with the KV cache of up to 4,096 tokens. Raises OSError.
-
-    Args:
-        document_key: the document that the caller has locked.
-        token_count: number of tokens in the segment.
-        layers: for each layer, keys and values (n, width) and reduced keys (n, R) of all tokens."""
+    """Writes a segment file with the KV cache of n tokens of a locked document: each layer's keys
+    and values (n, width) and reduced keys (n, R). Raises OSError."""
     import numpy
     import torch
     import xxhash
@@ -440,11 +436,8 @@ def write_segment_file(
 
 class KVSegmentFile:
     """A memory-mapped file with the KV cache of up to 4,096 tokens. Raises LibraryError: the file
-    is missing, its header is damaged, or the file is of another format or another segment.
-
-    Args:
-        tokens: the expected number of tokens. key: the document's key, for error messages.
-        name: the segment's name, if it differs from the file's name."""
+    is missing, its header is damaged, or the file is of another format or another segment. The
+    segment has the name `name`, by default the file's."""
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
         import torch

@@ -123,11 +123,8 @@ class DocumentWriter:
 
     def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
         """Writes the next segment of the document's KV cache, unless another document with the same
-        first tokens has stored the segment. Raises LibraryError, DiskError: the disk is full.
-
-        Args:
-            layers: for each layer, keys and values (n, width) and reduced keys (n, R) of n tokens;
-                n is `layout.segment`, except in the last segment."""
+        first tokens has stored it: each layer's keys and values (n, width) and reduced keys (n, R)
+        of n tokens, `layout.segment` except in the last segment. Raises LibraryError, DiskError."""
         count = min(self.layout.segment, len(self.ids) - self.stored_token_count)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
         try:
@@ -156,7 +153,7 @@ class DocumentWriter:
         ValueError: segments or offsets are missing. DiskError: the disk is full.
 
         Args:
-            text: the document's text. offsets: (n, 2), first character and end of each token.
+            offsets: (n, 2), first character and end of each token in `text`.
             marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
@@ -187,10 +184,7 @@ class DocumentWriter:
 
 
 class Library:
-    """The documents that esa has stored in one folder.
-
-    Args:
-        root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
+    """The documents that esa has stored in the folder `root`, by default `get_library_folder()`."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = disk.get_library_folder() if root is None else root

@@ -139,12 +139,8 @@ class StoredKVCache:
 
 
 class KVCacheWriter(DocumentWriter):
-    """Writes the KV cache of a document during its prefill.
-
-    Attributes:
-        layers: a store for each layer, to which the prefill appends new keys and values.
-        projections: the projections of the reduced keys on disk, or None if no key is on disk.
-        states: the recurrent layers' states after the last token on disk, empty at the start."""
+    """Writes the KV cache of a document during its prefill, which appends new keys and values to
+    the stores in `layers`. `projections` and `states` are those of the keys on disk."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -189,12 +185,9 @@ class KVCacheWriter(DocumentWriter):
         self, projections: Projections | None = None, states: Sequence[State] = ()
     ) -> None:
         """Writes every segment of the KV cache that is complete in all layers, and frees the
-        segment's memory, so that a killed process loses at most one segment. Raises LibraryError,
-        DiskError: the disk is full; segments that were written stay on disk.
-
-        Args:
-            projections: the projections of the reduced keys, needed for the first segment.
-            states: the recurrent layers' states, stored if a segment ends at the last token."""
+        segment's memory, so that a killed process loses at most one segment. The first segment
+        needs `projections`; `states` are stored if a segment ends at the last token. Raises
+        LibraryError, DiskError: the disk is full; segments that were written stay on disk."""
         while self._count_complete_tokens() >= self.layout.segment:
             self._write_segment_from_memory(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
@@ -221,12 +214,8 @@ class KVCacheWriter(DocumentWriter):
     def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **fields: Any
     ) -> LibraryEntry:
-        """Writes the last segment of the KV cache, the document's other files and the manifest.
-
-        Args:
-            projections: the projections of the reduced keys, needed for the first segment.
-            states: the recurrent layers' states after the last token.
-            fields: the arguments of `DocumentWriter.finish_document`."""
+        """Writes the last segment of the KV cache, with `projections` and `states` as in
+        `write_complete_segments`, and other files as in `DocumentWriter.finish_document`."""
         self.write_complete_segments(projections)
         left = len(self.ids) - self.stored_token_count
         has_all = all(len(layer) == len(self.ids) for layer in self.layers)
