@@ -270,8 +270,7 @@ def check_compressor(compressor: parts.Compressor) -> Checks:
 
 
 def _check_projection_results(projection: Any, equal_projection: Any, q: Tensor, k: Tensor) -> None:
-    """Fails if a projection reduces queries or keys to invalid tensors, differs from an equal
-    projection, or reduces a key differently when the key is alone."""
+    """Fails if a projection is invalid, differs from an equal one, or mixes the keys of tokens."""
     given = q.clone(), k.clone()
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)

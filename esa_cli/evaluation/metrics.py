@@ -80,8 +80,7 @@ def score_named_classes(output: str, gold: str, classes: Sequence[str]) -> float
 
 
 def compute_code_similarity(output: str, gold: str) -> float:
-    """Returns the similarity of the output's first line of code to the reference line, as
-    computed by the package `fuzzywuzzy` without python-Levenshtein."""
+    """Returns the similarity of the first line of code to the right one, as `fuzzywuzzy` does."""
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
@@ -135,8 +134,7 @@ def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
-    """Returns 1 if the output of a multiple-choice task starts with a right option's letter, or
-    names a right option's text or letter as the answer."""
+    """Returns 1 if the output begins with a right option's letter, or names it as the answer."""
     text = output.strip()
     if not text:
         return 0.0

@@ -34,8 +34,7 @@ class DocumentQuestions:
 
 
 def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> bool:
-    """Says whether the result file has a row for a question. Raises UsageError: the row belongs to
-    another document or to other settings."""
+    """Says whether a question has a result row. Raises UsageError: the row has other settings."""
     row = journal.find_row_with_same_key(question_fields)
     if row is None:
         return False

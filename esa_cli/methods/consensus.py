@@ -212,8 +212,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
 class FusedConsensusSelector(LayerConsensusSelector):
-    """Selects windows by the sum of two standardised scores, which are the preset's score summed
-    over layers, and `weight` times the score named `second`."""
+    """Selects windows by the standardised sum over layers, plus `weight` times `second`."""
 
     second: str = "bm25"
     weight: float = 1.0

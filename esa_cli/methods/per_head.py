@@ -105,8 +105,7 @@ class QuestSelector(Selector):
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
-        one tensor if all middle tokens are selected."""
+        """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
@@ -193,8 +192,7 @@ class LokiSelector(Selector):
         return LokiLayerState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
-        one tensor if all middle tokens are selected."""
+        """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._fit_principal_directions(step)
@@ -224,8 +222,7 @@ class LokiSelector(Selector):
     def _compute_reduced_logits(
         self, step: Step, directions: Tensor, projected_keys: GrowingRowMatrix
     ) -> Blocks:
-        """Yields the logits of projected keys in blocks: the offset of a block's first token among
-        the M middle tokens, and the block's logits (H, C, n)."""
+        """Yields pairs of a block's offset into M and logits (H, C, n) of projected keys."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale

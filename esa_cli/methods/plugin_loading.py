@@ -126,8 +126,7 @@ class @class@(Selector):
 
 
 def fill_plugin_template(name: str) -> str:
-    """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
-    name has invalid characters, or is the name of another selector."""
+    """Returns the source of a plugin file with a selector. Raises PluginError."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         hint = f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all"
         raise PluginError(f"{name!r} cannot name a method", hint)

@@ -185,8 +185,7 @@ RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Returns a decorator of a function that returns the settings of a method. Raises PluginError:
-    the name is taken or reserved."""
+    """Returns a decorator of a function that returns a method's settings. Raises PluginError."""
     _refuse_reserved_method_name(name)
 
     def register_settings_function(settings: Settings) -> Settings:
@@ -203,8 +202,7 @@ def list_methods() -> list[MethodRecipe]:
 
 
 def find_method(name: str) -> MethodRecipe:
-    """Returns the method of this name, or a method that only sets the selector of this name. Raises
-    UsageError: no recipe or selector has this name."""
+    """Returns a method, or one that only sets the selector of this name. Raises UsageError."""
     if name in RECIPES:
         return RECIPES[name]
     selectors = PARTS["selector"]

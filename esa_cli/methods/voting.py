@@ -167,8 +167,7 @@ def build_esa_vote_settings(preset: PresetSizes) -> dict[str, Any]:
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
 class TokenSelectSelector(Selector):
-    """Selects tokens for all heads by softmax scores, which are summed over heads and then
-    max-pooled over `pool` neighbouring tokens."""
+    """Selects tokens by softmax scores, summed over heads and max-pooled over `pool` tokens."""
 
     pool: int = 1
 

@@ -66,8 +66,7 @@ class BenchRecordHashes:
     longest_prompt: str
 
     def has_all_result_rows(self, journal: ResultsFile, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the result file has a row for every pair of a record and a method. Raises
-        UsageError: a row belongs to another record or to other settings."""
+        """Says whether every record has a row of every method. Raises UsageError."""
         complete = True
         for method, preset in presets.items():
             settings = hash_settings_without_prompt(method, preset)

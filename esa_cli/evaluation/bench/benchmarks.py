@@ -77,8 +77,7 @@ class Benchmark:
     def load_records(
         self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
     ) -> Iterator[BenchRecord]:
-        """Yields records of the tasks. Raises DocumentError: a file is missing or has an invalid
-        line. UsageError: a library for the score is missing."""
+        """Yields records of the tasks. Raises DocumentError, UsageError: a library is missing."""
         for task in tasks:
             if not find_first_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
@@ -323,8 +322,7 @@ class NeedleBenchNeedleRow(BaseModel):
 
 
 def load_gpt4_tokenizer() -> Any:
-    """Loads GPT-4's tokenizer, which tiktoken downloads once. Raises UsageError: tiktoken is not
-    installed. DocumentError: the vocabulary cannot be downloaded."""
+    """Loads GPT-4's tokenizer, which tiktoken downloads once. Raises UsageError, DocumentError."""
     tiktoken = metrics.import_benchmark_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")

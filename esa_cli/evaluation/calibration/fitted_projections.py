@@ -267,8 +267,7 @@ class ProjectionFitter:
         return RecallStudy(len(self.ids), held, [rank] * layers, k_values, results)
 
     def save_best_projections(self, path: Path, study: RecallStudy, training: AdamSettings) -> None:
-        """Writes the best method's projections to a file, with the training settings. Raises
-        ResourceError, DocumentError: the file cannot be written."""
+        """Writes the best projections and their settings. Raises ResourceError, DocumentError."""
         trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
@@ -285,8 +284,7 @@ class ProjectionFitter:
 
 
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of a method that uses projections. Raises UsageError:
-    the method is unknown, or scores with unreduced keys."""
+    """Returns the preset with a method. Raises UsageError: the method cannot use projections."""
     target = resolved_preset.set_method_to_compare(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(

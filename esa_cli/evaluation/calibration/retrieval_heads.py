@@ -57,8 +57,7 @@ def choose_window_stride(window_size: int) -> int:
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Returns for W overlapping windows of tokens the sums of the tokens' votes (M,), and the sums
-    of votes times token offsets, as a tensor (2, W)."""
+    """Returns the sums of votes (M,), and of votes times offsets, in W windows of tokens (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return average_over_windows(both, window_size, choose_window_stride(window_size)) * window_size
@@ -131,8 +130,7 @@ class HeadVoteCollector(Selector):
         return find_needle_hits_and_margins(vote_sums, needle, self.middle, self.window_tokens)
 
     def find_heads_hitting_needle(self) -> tuple[Tensor, Tensor]:
-        """Returns which heads find the needle, and the heads' margins, both (layers, H). A layer
-        with a sliding window has neither hits nor margins above 0."""
+        """Returns hits and margins of all heads, (layers, H); 0 in layers with a sliding window."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
@@ -253,8 +251,7 @@ def find_retrieval_heads(
     loaded: LoadedModel, preset: Preset, sample: TaskDocument, prefill_progress: Progress | None =
     None, question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
-    """Finds retrieval heads by the attention heads' votes for questions about a sample's needles.
-    Raises UsageError, as `choose_questions_with_middle_needles`."""
+    """Finds retrieval heads by the heads' votes for questions about needles. Raises UsageError."""
     method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.

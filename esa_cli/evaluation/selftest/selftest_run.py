@@ -42,8 +42,7 @@ SHOWN = 3
 
 
 NeedleShare = tuple[float, float]
-"""The share of a fact's tokens in view of one layer: the mean over heads, and the best head's
-share, since one head with the fact in view is enough."""
+"""The share of a fact's tokens in view of one layer, as the mean over heads and the best head's."""
 
 
 @dataclass
@@ -181,8 +180,7 @@ class SelftestRun:
         return next(self.make_documents(OWN, 0)).length
 
     def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
-        """Yields the documents of a self-test, with about `document_tokens` tokens each. Raises
-        UsageError: a document cannot hold so many facts, or the haystack is too short."""
+        """Yields documents of about `document_tokens` tokens. Raises UsageError."""
         settings = self.settings
         request = TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed

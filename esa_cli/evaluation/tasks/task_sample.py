@@ -315,8 +315,7 @@ def divide_questions_among_documents(
 
 
 def assign_facts_to_questions(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
-    """Returns for each planted fact, in the order of the document, the index of the question that
-    the fact answers. Each question's facts are spread over the document at random."""
+    """Returns the index of the question of each planted fact, spread at random."""
     rounds = max(facts_per_question)
     out: list[int] = []
     for turn in range(rounds):

@@ -59,8 +59,7 @@ class IdentityRotaryEmbedding(nn.Module):
 
 
 def get_last_token_only_options(config: Any) -> dict[str, int]:
-    """Returns options of the forward call that make layers which share another layer's keys
-    compute only the last token; {} if the model's family has no such options."""
+    """Returns options by which layers without keys compute only the last token."""
     return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
 
 

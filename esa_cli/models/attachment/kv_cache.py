@@ -162,8 +162,7 @@ class RecurrentStates:
                 del self._snapshots[oldest]
 
     def record_forward_start(self, new_token_count: int) -> None:
-        """Copies the recurrent states before a forward call of several tokens. Raises UsageError:
-        an earlier call was interrupted, and the cache not cropped."""
+        """Copies states before several tokens. Raises UsageError: a call was interrupted."""
         if not self.layers:
             return
         if self.tokens is None:
@@ -179,8 +178,7 @@ class RecurrentStates:
                 tensor.detach_()
 
     def restore_states(self, token_count: int) -> None:
-        """Restores the recurrent states that were copied after `token_count` tokens. Raises
-        UsageError: there is no copy at this number of tokens."""
+        """Restores the states after `token_count` tokens. Raises UsageError: no copy exists."""
         if self.layers and token_count != self.tokens:
             known = {0: [RecurrentState()] * len(self.layers), **self._automatic, **self._snapshots}
             if token_count not in known:
@@ -352,8 +350,7 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Fits the method's compressors and computes the reduced, low-dimensional keys of all
-        cached tokens, which would otherwise delay the first answer."""
+        """Fits compressors and reduces all cached keys, which would else delay the first answer."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))

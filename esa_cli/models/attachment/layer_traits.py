@@ -186,8 +186,7 @@ class LatentProjections:
         return latents @ self._get_kv_matrices(weighted_sums)[:, self._rest :].transpose(1, 2)
 
     def _get_kv_matrices(self, dtype_example: Tensor) -> Tensor:
-        """Returns the matrices (H, N + V, L) that project a latent (L,) to the N unrotated
-        dimensions of each head's key and to the V dimensions of its value."""
+        """Returns matrices (H, N + V, L) from latents to each head's unrotated key and value."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:

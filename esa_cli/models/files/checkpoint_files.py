@@ -125,8 +125,7 @@ class WeightInfo(NamedTuple):
 
 
 def list_stored_weights(folder: Path) -> list[WeightInfo]:
-    """Returns the names, types and shapes of all tensors in a model folder's safetensors files.
-    Raises ModelError: a file is missing, damaged or cut off."""
+    """Returns all tensors in a model folder's safetensors files. Raises ModelError."""
     weights = []
     for path in list_weight_files(folder):
         damaged, hint = f"the damaged file {path}", "delete the model and fetch it again"
@@ -256,8 +255,7 @@ def read_language_model_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_language_model_config(folder: Path) -> Any:
-    """Returns transformers' configuration object of the language model in a folder. Raises
-    ModelError: transformers cannot read the configuration."""
+    """Returns transformers' configuration of the language model in a folder. Raises ModelError."""
     return _read_model_and_checkpoint_configs(folder)[0]
 
 
@@ -367,8 +365,7 @@ def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequenc
 def load_cached_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns metadata that `cache_model_metadata` stored for a model's files with this version of
-    transformers, or None if no usable metadata is stored."""
+    """Returns metadata that `cache_model_metadata` stored with the same packages, or None."""
     with suppress(*_UNUSABLE):
         path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")
@@ -383,8 +380,7 @@ def cache_model_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
     make_metadata: Callable[[], dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Caches metadata of one kind that transformers derives from a model's files, such as settings
-    with defaults, for `load_cached_metadata`."""
+    """Caches metadata that transformers derives from a model's files, such as default settings."""
     if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):

@@ -186,8 +186,7 @@ def list_sliding_windows(config: Any) -> list[int | None]:
 
 
 def list_full_attention_layers(config: Any) -> list[int]:
-    """Returns the indices of the layers that attend to all tokens, in which an attention method
-    selects tokens. Raises ModelError: no layer does, or a layer type is unknown."""
+    """Returns the indices of the layers in which methods select tokens. Raises ModelError."""
     layers = enumerate(zip(list_layer_types(config), list_sliding_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
@@ -236,8 +235,7 @@ def _read_usual_kv_head_settings(config: Any) -> tuple[int, int]:
 
 
 def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
-    """Returns the number and the dimension of the key heads of each layer that stores keys, or []
-    if all layers of the model have the same key heads."""
+    """Returns number and dimension of key heads of layers that store keys, or [] if equal."""
     if not get_model_family(config).unequal_heads:
         return []
     storing = {*range(len(list_layer_types(config)))} - {*map_key_source_layers(config)}

@@ -231,8 +231,7 @@ _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
 def check_gguf_pre_tokenizer(file: GgufFile) -> None:
-    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know, so
-    that the model would see other tokens than in its training."""
+    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))

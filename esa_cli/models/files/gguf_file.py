@@ -21,8 +21,7 @@ from esa_cli.models.files.checkpoint_files import check_config_settings
 SAFETENSORS = "use the model's safetensors files"
 _AGAIN = "fetch the file again, or convert the model with a newer llama.cpp"
 _MAX_PARTS = 1 << 21
-"""The most parts that a header may have, since each part takes an object in memory: 262,144 tokens
-and 500,000 merges make 1.5 million parts."""
+"""The most parts of a header, each an object in memory; 500,000 merges make 1.5 million parts."""
 
 
 class _SafeGgufReader(GGUFReader):
@@ -88,8 +87,7 @@ class GgufFile:
         return tuple(self.tensors[tensor_name].shape.tolist()[::-1])
 
     def read_float_tensor(self, tensor_name: str) -> Any:
-        """Returns a dequantised tensor of the GGUF file as a numpy array of float32. Raises
-        NotImplementedError, ValueError: the package gguf cannot dequantise the type."""
+        """Returns a dequantised tensor as a numpy array of float32. Raises NotImplementedError."""
         from gguf.quants import dequantize
 
         tensor, shape = self.tensors[tensor_name], self.get_tensor_shape(tensor_name)

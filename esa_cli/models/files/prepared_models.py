@@ -216,8 +216,7 @@ def list_models() -> list[CachedModel]:
 
 
 def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model from esa's cache after calling `ask_user`, and returns the number of bytes
-    freed. Raises ModelError: there is no such model."""
+    """Deletes a model after `ask_user()`, and returns the bytes freed. Raises ModelError."""
     folder = _find_converted_model_folder(ref)
     if folder is None or not folder.is_dir():
         message = (

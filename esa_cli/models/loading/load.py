@@ -101,8 +101,7 @@ def load(
 
 @contextmanager
 def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> Iterator[None]:
-    """Silences transformers while a model is loaded in the block, and turns errors of other
-    libraries into ModelError or ResourceError."""
+    """Silences transformers in the block, and turns errors into ModelError or ResourceError."""
     try:
         with quiet_transformers():
             yield

@@ -41,8 +41,7 @@ from esa_cli.models.tokenization.tokenizer import load_fastest_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
-"""The number of tensors that are read from a safetensors file before it is opened again, since the
-parts of an open file that were read stay in memory."""
+"""The number of tensors read before a file is opened again, since parts read stay in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +148,7 @@ class PlainDecoder(nn.Module):
     def load(
         cls, model_folder: Path, config_settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """Loads a decoder with the weights in a model's folder, or returns None if the weights are
-        too large for `FusedForward`, or do not match the decoder's parameters."""
+        """Loads a decoder, or returns None if the weights are too large or do not match."""
         model = cls(DecoderConfig(**config_settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:

@@ -255,8 +255,7 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
-        """Loads a LoRA adapter of a model from a folder. Raises ModelError: the adapter is missing,
-        damaged, of an unsupported kind or of another model."""
+        """Loads a LoRA adapter of a model. Raises ModelError: it is missing or unsuitable."""
         with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)

@@ -329,8 +329,7 @@ class Catalogue:
         return FileRecordLookup(self._paths, self.files.list_records())
 
     def save_file_records_of_folder(self, folder: str) -> None:
-        """Saves the records of a folder of `esa ingest --words` in a file, for new catalogues.
-        Raises LibraryError, DiskError."""
+        """Saves the records of a folder, for new catalogues. Raises LibraryError, DiskError."""
         synced = self.files.list_records_of_synced_files()
         records = [record._asdict() for record in synced if record.folder == folder]
         path = _get_folder_records_path(self._paths, folder)

@@ -51,8 +51,7 @@ _FREE_SPACE = "free some space with `esa library prune`, or point ESA_LIBRARY to
 
 
 def get_library_folder() -> Path:
-    """Returns the folder of the library: $ESA_LIBRARY, or else `library` in the user's data folder.
-    Raises LibraryError."""
+    """Returns $ESA_LIBRARY, or else `library` in the user's data folder. Raises LibraryError."""
     if chosen := os.environ.get(ROOT):
         return expand_home_folder(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
@@ -267,8 +266,7 @@ def read_file_bytes(path: Path, document_key: str) -> bytes:
 def read_checksummed_file(
     path: Path, file_kind: str, document_key: str, expected_digest: str | None = None
 ) -> bytes:
-    """Reads a file, checks its digest, and returns the payload after the digest. Raises
-    LibraryError: the file is missing, damaged, unreadable or of another format."""
+    """Reads a file, and returns the payload after the digest, once checked. Raises LibraryError."""
     data = read_file_bytes(path, document_key)
     return unpack_checksummed_file(data, file_kind, path, document_key, expected_digest)
 

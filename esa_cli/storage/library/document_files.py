@@ -521,8 +521,7 @@ class KVSegmentLayer:
             good[new] = True
 
     def read_encoded_tokens(self, first_token: int, end_token: int) -> Tensor:
-        """Returns the stored bytes of the keys and values of a range of tokens, one row per token.
-        Raises LibraryError: the bytes are damaged."""
+        """Returns the stored bytes of a range of tokens, one row per token. Raises LibraryError."""
         import numpy
 
         self.verify_token_checksums(numpy.arange(first_token, end_token))

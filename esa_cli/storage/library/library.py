@@ -71,8 +71,7 @@ class StoredDocument:
         return list(self._ids.tolist())
 
     def read_encoded_layer(self, layer_index: int = 0) -> Tensor:
-        """Returns the stored bytes of all tokens' keys and values in one layer, one row per token.
-        Raises LibraryError: the bytes are damaged."""
+        """Returns the stored bytes of one layer, one row per token. Raises LibraryError."""
         import torch
 
         layers = [document_files.KVSegmentLayer(one, layer_index) for one in self.segments]
@@ -194,8 +193,7 @@ class Library:
         return disk.compute_document_key(prefill_identity, text)
 
     def find_entry(self, document_key: str) -> LibraryEntry | None:
-        """Returns the entry of a document, or None if the library has no such document. Raises
-        LibraryError: the manifest is damaged or of another format, or the folder is unreadable."""
+        """Returns the entry of a document, or None if there is none. Raises LibraryError."""
         self._paths.refuse_folder_without_marker()
         keys = [document_key] if self._paths.has_document(document_key) else []
         for entry in document_files.read_manifests(self._paths, keys):
@@ -204,8 +202,7 @@ class Library:
         return None
 
     def entries(self) -> list[LibraryEntry]:
-        """Returns the stored documents, even damaged ones, the most recently used first, but not
-        those whose file was removed or changed. Raises LibraryError: the folder is no library."""
+        """Returns the present documents, even damaged ones, by last use. Raises LibraryError."""
         return self.list_present_and_former().present
 
     def list_present_and_former(self) -> PresentAndFormerEntries:
@@ -351,8 +348,7 @@ class Library:
         return errors
 
     def remove(self, entry: LibraryEntry) -> int:
-        """Removes a document's files, except those that other documents may need, and returns how
-        many bytes are freed. Raises LibraryError, DiskError: a file cannot be removed."""
+        """Removes the files that only this document needs, and returns the bytes freed."""
         paths = self._paths
         paths.create_library_folders()
         with disk.convert_write_errors(self.root), paths.hold_lock("library"):

@@ -51,8 +51,7 @@ class FileByteRange(NamedTuple):
 
 
 class SourceLibrary:
-    """A library from which documents are copied: a folder or an archive file. Raises LibraryError:
-    the folder or archive is not a library, or the archive is cut off."""
+    """A folder or archive file from which documents are copied. Raises LibraryError."""
 
     def __init__(self, place: str) -> None:
         self.place = place

@@ -160,8 +160,7 @@ class KVCacheWriter(DocumentWriter):
             self.layers.append(AppendableKVStoreChain(slices, tail))
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
-        """Opens the segments of the document's KV cache that are complete on disk, and loads the
-        projections and, if the model has recurrent layers, the layers' states."""
+        """Opens the complete segments, and loads the projections and the recurrent states."""
         layout, states, best = self.layout, self.states, list[KVSegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
