@@ -95,10 +95,6 @@ def compute_rouge_l(output: str, gold: str) -> float:
         return 0.0
 
 
-def cut_to_first_line(output: str) -> str:
-    return output.lstrip("\n").split("\n")[0]
-
-
 def compute_share_of_found_answers(output: str, answers: Sequence[str]) -> float:
     """Returns the share of the right answers that the output contains in any letter case."""
     text = _CONTROL.sub("\n", output.strip()).lower()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
@@ -194,10 +195,6 @@ def group_scores_by_method(rows: Iterable[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def _average(scores: Sequence[float]) -> float:
-    return sum(scores) / len(scores)
-
-
 def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
     for group in dict.fromkeys(task.group for task in benchmark.tasks):
         yield group, [task for task in benchmark.tasks if task.group == group]
@@ -206,7 +203,7 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    return [_average(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
+    return [fmean(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
 def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
@@ -228,7 +225,7 @@ def _make_score_table_row(
 ) -> list[str]:
     counts = [len(scores) for scores in scores_by_method]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = (f"{100 * _average(one):.2f}" if one else "-" for one in scores_by_method)
+    means = (f"{100 * fmean(one):.2f}" if one else "-" for one in scores_by_method)
     return [title, f"{count} of {total_count}", *means]
 
 
@@ -238,11 +235,11 @@ def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * _average(values), "records": len(values), "of": sizes[name]}
+            name: {"score": 100 * fmean(values), "records": len(values), "of": sizes[name]}
             for name, values in done.items()
         }
         averages = {
-            group: {"score": 100 * _average(means), "tasks": len(means), "of": len(members)}
+            group: {"score": 100 * fmean(means), "tasks": len(means), "of": len(members)}
             for group, members in _list_task_groups(benchmark)
             if (means := _compute_task_means(members, done))
         }
