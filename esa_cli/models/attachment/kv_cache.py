@@ -54,8 +54,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Appends keys and values (G, C, D) of C tokens, with G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
-            store = MemoryKVStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
-            store.set_expected_token_count(self.expected)
+            place = keys.dtype, keys.device, self.latent, self.on_host
+            store = MemoryKVStore(heads, dim, *place, self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 

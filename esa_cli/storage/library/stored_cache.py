@@ -153,8 +153,8 @@ class KVCacheWriter(DocumentWriter):
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
             shape = layout.make_layer_layout(i)
-            tail = MemoryKVStore(shape.heads, shape.dim, dtype, device, shape.shared)
-            tail.set_expected_token_count(layout.segment)
+            sizes = shape.heads, shape.dim, dtype, device, shape.shared
+            tail = MemoryKVStore(*sizes, expected=layout.segment)
             parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
             slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
             self.layers.append(AppendableKVStoreChain(slices, tail))
