@@ -166,7 +166,7 @@ def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
 
 
 def parse_star_counts(output: str, max_counts: int) -> set[int]:
-    """Returns the numbers in the JSON list after `"little_penguin":`, which may lack its end."""
+    """Returns the numbers in the JSON list after `"little_penguin":`, even if it is cut off."""
     match = _STARS.search(output)
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:max_counts]} if match else set()
 

@@ -66,7 +66,7 @@ class TokenWindowIndex:
 @dataclass(frozen=True)
 class Bm25Score(Score):
     """A score that gives each token the highest BM25 score of a window with the token for the
-    question's words, or 0 if the text is unknown. Selectors that sum layers use the first alone."""
+    question's words, or 0 if the text is unknown. Selectors that sum layers use layer 0 alone."""
 
     window: int = 64  # tokens, an even number
     layers: Literal["first", "all"] = "first"

@@ -92,7 +92,7 @@ class QuestSelector(Selector):
     """Selects whole pages of tokens for each query head, none by a budget below one page."""
 
     page: int = 16  # tokens
-    dense_layers: int = 0  # first layers with full attention; the original has 2, and >= 3 pages
+    dense_layers: int = 0  # number of first layers with full attention; the original has 2
 
     def __post_init__(self) -> None:
         require_at_least(1, page=self.page)

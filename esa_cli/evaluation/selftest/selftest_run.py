@@ -86,7 +86,7 @@ def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Makes the fields `recall`, of the facts to which layers attend, and `why` of a miss."""
+    """Makes the fields `recall`, the share of the facts in view, and `why` of a missed answer."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
@@ -120,7 +120,7 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Makes the fields `recall`, of the facts that passages contain, and `why` of a miss."""
+    """Makes the fields `recall`, the share of the facts in passages, and `why` of a miss."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (

@@ -229,7 +229,7 @@ _PLAIN_KINDS = {"qwen3_vl_text": "qwen3"}
 """Maps types whose rotary embedding depends on positions in an image to types for text alone."""
 _TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
 _BIDIRECTIONAL = "paligemma"
-"""A model type of several parts that attends in both directions, as its language model does not."""
+"""A model type that attends to its prompt in both directions, unlike its language model."""
 
 
 def has_language_model_part(config: Mapping[str, Any]) -> bool:

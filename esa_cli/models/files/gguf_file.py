@@ -177,7 +177,7 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
-    """Makes transformers' configuration. Raises ModelError: a setting is unknown or missing."""
+    """Makes a transformers configuration. Raises ModelError: a setting is unknown or missing."""
     from transformers import AutoConfig
 
     experts = family.expert_kind if file.get_setting("expert_count") else ""

@@ -90,7 +90,7 @@ class FileRecord(NamedTuple):
     stamp: str  # the file's size and times, to notice changes
     digest: str  # of the file's text, or empty if the file cannot be read
     bytes: int
-    why: str = ""  # the file cannot be read
+    why: str = ""  # why the file cannot be read
     hint: str = ""  # what to try if the file cannot be read
     folder: str = ""  # for which `esa ingest --words` recorded the file, or empty
 
