@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import compute_weight_bytes, read_language_model_settings
+from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.files.families import check_esa_supports_model_type
 from esa_cli.models.loading.load import (
     check_esa_supports_model,
@@ -24,7 +24,6 @@ from esa_cli.models.loading.quantization import (
     check_quantised_files_loadable,
     describe_quantization,
 )
-from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.presets.preset import (
     Preset,
@@ -36,7 +35,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
-    from esa_cli.qa.planning.plan import IngestPlanner, ModelIngestPlanner
+    from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -44,19 +43,13 @@ if TYPE_CHECKING:  # these import torch or the methods
 
 
 class LoadingObserver(Protocol):
-    """Receives progress, notes and warnings while a model is fetched, checked and loaded."""
+    """Receives progress and notes while a model is fetched, checked and loaded."""
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
-        return
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
-        return
-
-    def warn(self, text: str) -> None:
-        """Is called with a warning, which is shown even if progress is hidden."""
-        return
 
 
 class _SilentObserver(LoadingObserver):
@@ -126,13 +119,13 @@ class ModelBeforeLoading:
 
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
-    ) -> ModelIngestPlanner:
+    ) -> IngestPlanner:
         """Makes a planner of the memory and time of prefilling documents, or with `index` of
         indexing. With `bm25_only`, the model reads no document. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import ModelIngestPlanner
+        from esa_cli.qa.planning.plan import IngestPlanner
 
         place = self.place
-        return ModelIngestPlanner(
+        return IngestPlanner(
             preset, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
             index=index, by_words=bm25_only, cache=place.cache, packing=place.packing,
         )  # fmt: skip
@@ -291,29 +284,10 @@ class CheckedPreset:
     prefills: bool = False
 
     @cached_property
-    def model_planner(self) -> ModelIngestPlanner:
-        """The planner that estimates memory and time from the sizes of the model's layers. Raises
-        PresetError, ModelError."""
+    def ingest_planner(self) -> IngestPlanner:
+        """The planner of memory and time of ingesting documents. Raises PresetError, ModelError."""
         by_words = self.index is None and not self.prefills
         return self.model.make_ingest_planner(self.resolved, self.index, by_words)
-
-    @cached_property
-    def ingest_planner(self) -> IngestPlanner:
-        """The planner of memory and time of ingesting documents, which needs only the size of the
-        weights if a small unquantised model indexes on the CPU. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import INDEX, TokenIndexPlanner, make_ingest_speed_key
-
-        model, place = self.model, self.model.place
-        is_plain = place.device == "cpu" and not model.quantization_description
-        if self.index is None or not is_plain or models.find_model_folder(model.ref) is None:
-            return self.model_planner
-        weights = compute_weight_bytes(model.folder, place.dtype.itemsize)
-        if not 0 < weights <= MOST_BYTES:
-            return self.model_planner
-        how = f"{INDEX} {self.index.name}".strip()
-        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, how)
-        weights += self.index.weights
-        return TokenIndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
     def choose_storing(self, library: Library, keep: bool | None) -> bool:
         """Whether documents are stored in the library: as `keep` says, or if it is None, token

@@ -58,7 +58,7 @@ def plan(
         counts = [len(list_sentence_words(one.text).cut_windows(WINDOW_WORDS)) for one in gathered]
     else:
         counts = [ready.model.count_tokens(document.text) for document in gathered]
-    planner, index, library = ready.model_planner, ready.index, Library()
+    planner, index, library = ready.ingest_planner, ready.index, Library()
     reader: int | None = 0
     if (choice := find_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_weight_bytes(choice, planner.dtype.itemsize, planner.packing)
