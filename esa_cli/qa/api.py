@@ -331,7 +331,7 @@ class Esa:
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-            self._last = books, weights
+            self._last = placed, weights
             return reply
 
         def forward_text_piece(text_piece: str) -> None:
@@ -361,7 +361,7 @@ class Esa:
                     reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
         passages, weights = compute_passage_weights(reply.evidence, placed)
-        self._last = books, weights
+        self._last = placed, weights
         finder = self.search.get_passage_finder(placed)
         has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
         missing = () if has_answer else finder.index.list_missing_words(question)
@@ -514,39 +514,30 @@ class Esa:
             after=after,
         )  # fmt: skip
 
-    def report(self, reply: Reply, question: str, books: Sequence[Book] | None = None) -> str:
-        """Returns an HTML page of the last answer, its evidence and the documents asked; `books`
-        are by default the documents of the last answer."""
+    def report(self, reply: Reply, question: str) -> str:
+        """Returns an HTML page of the last answer, its evidence and the documents asked. Raises
+        UsageError: there is no answer yet."""
         from esa_cli.qa.evidence import make_evidence_page
 
-        asked, _ = self._get_token_weights_of_last_answer(books)
-        return make_evidence_page(reply, question, asked)
+        return make_evidence_page(reply, question, self._get_last_answer()[0])
 
-    def heat_maps(self, books: Sequence[Book] | None = None) -> list[HeatMap]:
-        """Returns a heat map of each document of the last answer; duplicate documents are left out.
-        Raises UsageError: the last answer was about other documents."""
+    def heat_maps(self) -> list[HeatMap]:
+        """Returns a heat map of each document of the last answer. Raises UsageError: there is no
+        answer yet."""
         from esa_cli.qa.evidence import make_heat_maps
 
-        return make_heat_maps(*self._get_token_weights_of_last_answer(books))
+        return make_heat_maps(*self._get_last_answer())
 
-    def _get_token_weights_of_last_answer(
-        self, books: Sequence[Book] | None
-    ) -> tuple[list[Book], Tensor]:
-        """Returns the documents of the last answer, and the weights (N,) of their N tokens. Raises
-        UsageError: the last answer was about other documents, or there is none."""
-        if books is None and self._last is not None:
-            books = self._last[0]
-        books = _drop_duplicate_documents(books or (), "report on")
-        if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            wrong = "a report or heat map must be about the documents of the last answer"
-            raise UsageError(wrong, "ask a question about the documents first")
-        return self.add_token_ranges(books), self._last[1]
+    def _get_last_answer(self) -> tuple[Sequence[Book], Tensor]:
+        if self._last is None:
+            raise UsageError("there is no answer to report on", "ask a question first")
+        return self._last
 
     def _open_books(self, question: str, documents: AskedDocuments, purpose: str) -> list[Book]:
         """Returns documents as books without duplicate texts; see `ask`. Raises UsageError: the
         question is no text, there is no document, or something else is given as a document."""
         from esa_cli.documents.document import read_documents
-        from esa_cli.qa.finding.passage_finder import Book
+        from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_books
 
         is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
         if not isinstance(question, str) or (is_path and os.path.exists(question)):
@@ -560,19 +551,12 @@ class Esa:
                 books += map(self.open, read_documents([os.fspath(one)]))
             else:
                 books.append(one if isinstance(one, Book) else self.open(one))
-        return _drop_duplicate_documents(books, purpose)
+        if not books:
+            raise UsageError(f"there is no document to {purpose}", "ingest a document first")
+        return drop_duplicate_books(books)
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of documents with the range of each one's tokens among all tokens."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)
-
-
-def _drop_duplicate_documents(books: Sequence[Book], purpose: str) -> list[Book]:
-    """Returns the documents without duplicate texts. Raises UsageError: there is no document."""
-    from esa_cli.qa.finding.passage_finder import drop_duplicate_books
-
-    if not books:
-        raise UsageError(f"there is no document to {purpose}", "ingest a document first")
-    return drop_duplicate_books(books)

@@ -47,9 +47,11 @@ class LoadingObserver(Protocol):
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
+        return
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
+        return
 
 
 class _SilentObserver(LoadingObserver):

@@ -302,6 +302,6 @@ class AskCommandRun:
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:
-            page = self.esa.report(reply, self.question, self.books)
+            page = self.esa.report(reply, self.question)
             output_paths.write_text_file(self.opts.report, page)
             self.reporter.show_note(f"esa: wrote {self.opts.report}")
