@@ -194,17 +194,12 @@ class CollectedPlace(Passage):
         start, end = json_fields["passage"]
         return cls(**{**json_fields, "passage": (start, end)})
 
-    @property
-    def normalised_answer(self) -> str:
-        """The other model's answer, or else the quoted text, in lower case and without articles."""
-        return normalise_answer(self.answer or self.text)
-
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
     """Drops collected places whose answers have the same words as the answer of an earlier one."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
-        by_wording.setdefault(one.normalised_answer, one)
+        by_wording.setdefault(normalise_answer(one.answer or one.text), one)
     return list(by_wording.values())
 
 

@@ -1,7 +1,6 @@
 """Answers requests for the contents of a chapter, section or document: "Summarise chapter 3".
 
-The section is found by its number or title, before any search. A reader model gets the whole
-section, in parts if it is long (map), and then the summaries of the parts (reduce). Without a
+A reader model gets the whole section, or the summaries of its parts if it is long. Without a
 reader, the beginning or the most central sentences of the section are quoted.
 """
 
@@ -61,22 +60,8 @@ _WHOLE = re.compile(
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
-_LINKS = {
-    "of",
-    "in",
-    "from",
-    "the",
-    "and",
-    "der",
-    "die",
-    "das",
-    "des",
-    "du",
-    "de",
-    "la",
-    "le",
-    "el",
-}
+_LINK_WORDS = "of in from the and der die das des du de la le el"
+_LINKS = frozenset(_LINK_WORDS.split())
 _LEVELS = dict(KINDS.values())
 COUNT, MAX_BEGINNING = 4, 700
 """The number of central sentences that are quoted, and the most characters of a beginning."""

@@ -205,7 +205,14 @@ class PassageFinder:
         texts = [document.text for document in self.documents]
         self.index = LexicalIndex(texts, [book.words for book in books])
         self._has_names = capitals_indicate_names(texts)
-        self._in_contents = find_windows_in_contents(self.documents, self.index)
+        contents = [find_contents(document) for document in self.documents]
+        # The windows in contents pages and indexes, which answer nothing.
+        self._in_contents = {
+            number
+            for number, window in enumerate(self.index.windows)
+            for start, end in contents[self.index.documents[number]]
+            if start <= (window.start + window.end) // 2 < end
+        }
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
         languages = zip(self.index.document_languages, texts, strict=True)
@@ -315,33 +322,16 @@ class PassageFinder:
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
-        probability = compute_probability(score)
+        probability = 1 / (1 + math.exp(min(-score, 700.0)))
         return Passage.cut_from(
             document, window.start, window.end, score=score, probability=probability
         )
-
-
-def find_windows_in_contents(documents: Sequence[Document], index: LexicalIndex) -> set[int]:
-    """Returns the numbers of the windows in contents pages and indexes, which answer nothing."""
-    contents = [find_contents(document) for document in documents]
-    return {
-        number
-        for number, (window, document) in enumerate(
-            zip(index.windows, index.documents, strict=True)
-        )
-        if any(start <= (window.start + window.end) // 2 < end for start, end in contents[document])
-    }
 
 
 def _is_spaceless(text: str) -> bool:
     """Whether a text's script has no spaces between words."""
     sample = text[:SAMPLE]
     return len(_SPACELESS.findall(sample)) > len(sample) / 4
-
-
-def compute_probability(log_odds: float) -> float:
-    """Returns the probability of log-odds."""
-    return 1 / (1 + math.exp(min(-log_odds, 700.0)))
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:

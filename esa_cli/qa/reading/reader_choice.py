@@ -124,9 +124,7 @@ class ReaderChoice:
     def open_reader(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
     ) -> Reader:
-        """Loads the model, or checks the server. Raises ReaderError, ModelError, ResourceError."""
-        if self.address is not None:
-            return self.open_server()
+        """Loads a model of this machine. Raises ModelError, ResourceError."""
         from esa_cli.qa.reading.reader import ChatReader
 
         assert self.ref is not None

@@ -16,7 +16,13 @@ import requests
 from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams, ignore_text, make_chat_messages
+from esa_cli.qa.reading.reader import (
+    MAX_PASSAGES,
+    Reader,
+    SamplingParams,
+    ignore_text,
+    make_chat_messages,
+)
 from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
 from esa_cli.system.machine import is_loopback_host
 
@@ -55,7 +61,7 @@ class BrokenAnswerError(Exception):
     """A server's answer is no chat completion; the exception's text says what is wrong."""
 
 
-class ServerReader:
+class ServerReader(Reader):
     """A reader that asks a server with OpenAI's chat completions.
 
     Args:
@@ -67,7 +73,7 @@ class ServerReader:
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
-    nbytes, window_tokens = 0, DEFAULT_WINDOW
+    window_tokens = DEFAULT_WINDOW
 
     def __init__(
         self, url: str, key: str | None = None, model: str | None = None,

@@ -40,7 +40,7 @@ from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotat
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
-from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.qa.reading.reader import Reader, SamplingParams, ignore_text
 from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
@@ -112,7 +112,7 @@ def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | Non
     return [totals[answer] for answer in answers]
 
 
-class SpanReader:
+class SpanReader(Reader):
     """A reader that answers by quoting the most probable span of the best passage.
 
     Args:
@@ -120,8 +120,6 @@ class SpanReader:
         window: the maximum number of tokens in one input of the model.
 
     Raises PresetError, ModelError: the adapter is missing, damaged or of another model."""
-
-    nbytes = 0
 
     def __init__(self, loaded: LoadedModel, preset: Preset, window: int) -> None:
         settings = preset.answer
@@ -204,9 +202,6 @@ class SpanReader:
             answer_tokens=self.passages.prompt.count_answer_tokens(quoted),
             quotation=Quotation(best.document, start, end),
         )  # fmt: skip
-
-    def close(self) -> None:
-        """Does nothing, as only readers on servers have connections."""
 
 
 # -- Reading passages
