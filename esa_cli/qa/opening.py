@@ -77,8 +77,7 @@ class ModelPlacement:
     def choose_device_and_dtype(
         cls, device: str = "auto", dtype: str = "auto", cache: str = "auto"
     ) -> ModelPlacement:
-        """Chooses the device, number type and KV cache placement that `auto` stands for. Raises
-        UsageError: a choice is unknown."""
+        """Chooses what `auto` stands for. Raises UsageError: a choice is unknown."""
         refuse_unknown_cache_name(cache)
         place = choose_torch_device(device)
         packing = dtype if dtype in QUANTIZATIONS else ""
@@ -122,8 +121,8 @@ class ModelBeforeLoading:
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
     ) -> IngestPlanner:
-        """Makes a planner of the memory and time of prefilling documents, or with `index` of
-        indexing. With `bm25_only`, the model reads no document. Raises PresetError, ModelError."""
+        """Makes a planner of prefilling documents, or with `index` of indexing; `bm25_only`: the
+        model reads no document. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import IngestPlanner
 
         place = self.place
@@ -134,8 +133,7 @@ class ModelBeforeLoading:
 
     def check_methods_can_run(self, presets: Mapping[str, Preset], token_count: int) -> None:
         """Checks that `token_count` tokens fit into memory and that the kernel runs for each
-        method. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
-        UsageError: the cache is on disk, or a kernel cannot run here."""
+        method. Raises ResourceError, PresetError, ModelError, UsageError."""
         from esa_cli.qa.finding.finder_choice import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset
 
@@ -151,8 +149,7 @@ class ModelBeforeLoading:
                 self.make_ingest_planner(resolved, index).check_memory_suffices(token_count)
 
     def load_transformers_model(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
-        """Loads the model with transformers, after a check that ESA's methods can run in it. Raises
-        ModelError, ResourceError."""
+        """Loads the model with transformers. Raises ModelError, ResourceError."""
         try:
             check_esa_supports_model(self.folder)
         except ModelError as error:
@@ -197,9 +194,8 @@ def fetch_and_check_model(
     preset: Preset, placement: ModelPlacement, observer: LoadingObserver = SILENT,
     runs_methods: bool = True,
 ) -> ModelBeforeLoading:  # fmt: skip
-    """Fetches a model's config.json and tokenizer, and checks the preset against them. Raises
-    ModelError: the model is missing or not supported. PresetError: with `runs_methods`, `context`
-    is beyond its window, or `score.heads` beyond its layers and heads."""
+    """Fetches a model's config.json and tokenizer, and checks them; with `runs_methods` also the
+    preset's settings. Raises ModelError: the model is missing or not supported. PresetError."""
     from esa_cli.qa.presets.resolved_preset import check_preset_fits_model
 
     folder = fetch_config_and_tokenizer(preset, observer)
@@ -230,8 +226,7 @@ def lower_context_to_window(
     preset: Preset, model: str, observer: LoadingObserver, runs_method: bool
 ) -> Preset:
     """Returns the preset with a `context` of at most the window of a model, which a note says.
-    Raises PresetError: the window is too small for a method that runs. ModelError, ResourceError:
-    the model's config.json cannot be fetched."""
+    Raises PresetError: the window is too small for a method. ModelError, ResourceError."""
     folder = fetch_config_and_tokenizer(preset.model_copy(update={"model": model}), observer)
     longest = read_language_model_settings(folder).get("max_position_embeddings")
     if not longest or preset.context <= longest:
@@ -292,16 +287,14 @@ class CheckedPreset:
         return self.model.make_ingest_planner(self.resolved, self.index, by_words)
 
     def choose_storing(self, library: Library, keep: bool | None) -> bool:
-        """Whether documents are stored in the library: as `keep` says, or if it is None, token
-        indexes if the library can be written, and no KV caches."""
+        """Returns `keep`; if it is None, whether documents get a token index that can be stored."""
         return self.index is not None and library.is_writable if keep is None else keep
 
     def load_models(
         self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
     ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader model if the preset or `choice` names one. Raises
-        UsageError: there is a reader, and answers come from the KV cache. ModelError,
-        ResourceError, ReaderError."""
+        UsageError: a reader gets no passages. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)

@@ -1,8 +1,6 @@
 """Documents that can be asked about (books), and the search for passages that answer questions.
 
-A passage is a window of sentences. Its score is the log-odds that it answers the question, which
-`Ranking` computes from late interaction, or from BM25 if the document has no token index.
-"""
+A passage is a window of sentences, whose score is the log-odds that it answers the question."""
 
 from __future__ import annotations
 
@@ -50,7 +48,6 @@ FITS = 0.6
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 SAMPLE = 5000
 """The number of characters of a document in which a script without spaces is looked for."""
-COUNT = 8
 RANKING = "ranking.json"
 """The name of the file of a finder's folder with the weights of a `Ranking`."""
 ABOVE = 0.02
@@ -100,8 +97,8 @@ def drop_duplicate_books(books: Sequence[Book]) -> list[Book]:
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
-    """Gives each document of a question a unique name, and the range of its tokens among the tokens
-    of all these documents."""
+    """Gives each document of a question a unique name, and the range of its tokens among those of
+    all these documents."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = locate_document_texts(prefilled)
@@ -254,10 +251,7 @@ class PassageFinder:
         self, question: str, *, reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows for a question, and judges which windows may answer because they have,
-        or are near, a word of the question or, with a token index, a similar meaning.
-
-        Args:
-            reduced: the question's reduced queries, for documents with a token index."""
+        or are near, a word of the question or, with `reduced`, a similar meaning."""
         bm25 = self.index.compute_bm25_scores(question)
         words, fitting, ranking = divide_by_highest(bm25), bm25 > 0, self.ranking
         total = ranking.compute_bm25_odds(words)
@@ -335,8 +329,8 @@ def _is_spaceless(text: str) -> bool:
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the bounds [first, last), each (W,), of the tokens that overlap each of W ranges of
-    characters (W, 2)."""
+    """Returns the bounds [first, last), each (W,), of the tokens that overlap ranges of characters
+    (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -369,8 +363,8 @@ class PassageSearch:
     def score_passages(
         self, text: str, passages: Sequence[Passage], books: Sequence[Book]
     ) -> list[float] | None:
-        """Returns the late interaction of a text with each of some passages of the documents; None
-        if a passage has no token index of the preset's model, whose scores alone are known."""
+        """Returns the late interaction of a text with each passage; None if a passage has no token
+        index of the preset's model, whose scores alone are known."""
         if self._encoder is None or not self._encoder.uses_preset_model:
             return None
         indexes = {book.document.name: (book.index, book.spans) for book in books}
@@ -396,7 +390,7 @@ class PassageSearch:
 
     @torch.inference_mode()
     def search_passages(
-        self, question: str, books: Sequence[Book], count: int | None = COUNT,
+        self, question: str, books: Sequence[Book], count: int | None = 8,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Returns the passages that may answer a question, best first.

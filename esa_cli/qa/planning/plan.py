@@ -1,8 +1,7 @@
 """Estimates the memory and time of indexing or prefilling documents, before the model is loaded.
 
 For each token and layer, a KV cache takes 2 G D numbers, with G key heads of dimension D, and the
-numbers of a reduced key. A prefill takes two operations for each token and weight of the layers,
-besides the operations of attention and of scoring tokens."""
+numbers of a reduced key. A prefill takes two operations for each token and weight of the layers."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
 
 FEED = 1024
-"""The number of tokens in one forward call of a prefill, which the method cuts into chunks. On 2
-cores, 512 to 1,024 is fastest; larger activations do not fit into the CPU's cache."""
+"""The number of tokens in one forward call of a prefill: larger activations do not fit into the
+CPU's cache."""
 LIBRARIES = 400 << 20
 """The bytes that torch, transformers and Python take by themselves."""
 STATES = 4
@@ -120,7 +119,7 @@ class KvCacheCosts(TokenIndexCosts):
     @cached_property
     def reduced_key_width(self) -> int:
         """The sum of the dimensions of reduced keys over the layers. Raises PresetError: the
-        compressor does not fit a model of this shape."""
+        compressor does not fit the model."""
         shape, score, compressor = self.shape, self.method.score, self.method.compressor
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
@@ -128,8 +127,8 @@ class KvCacheCosts(TokenIndexCosts):
     def count_kv_bytes(
         self, token_count: int, dtype_bytes: int, on_host: bool = False
     ) -> tuple[int, int]:
-        """Returns the bytes of keys and values on the device, and the bytes in host memory. With
-        `on_host`, keys and values are in host memory, except those of local and new tokens."""
+        """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
+        values but those of local and new tokens."""
         shape, window = self.shape, self.method.window
         if not on_host:
             return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
@@ -180,8 +179,7 @@ class KvCacheCosts(TokenIndexCosts):
     @property
     def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
         """The two cost ratios of the ESA paper: operations of a step relative to full attention,
-        and size of the reduced keys relative to the KV cache. None if the method is not the
-        paper's."""
+        and size of the reduced keys relative to the KV cache; None for other methods."""
         from esa_cli.attention.selection import LogitSum, TopKSelector
 
         shape, method = self.shape, self.method
@@ -193,8 +191,7 @@ class KvCacheCosts(TokenIndexCosts):
 
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:
-    """Returns how many bytes of a GPU a KV cache can take: those that are free, and those that
-    torch has reserved and does not use."""
+    """Returns the bytes of a GPU that are free, or reserved by torch and not used."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 
@@ -212,8 +209,7 @@ class KvCachePlacement:
         self.model, self.method, self.cache = model, method, cache
 
     def puts_cache_on_host(self, token_count: int) -> bool:
-        """Whether keys and values of `token_count` tokens are kept in host memory instead of the
-        GPU."""
+        """Whether keys and values of `token_count` tokens are kept in host memory."""
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not has_separate_memory(device):
             return False
@@ -312,8 +308,8 @@ class IngestPlanner:
     def plan_ingest(
         self, token_count: int, dtype_bytes: int | None = None, cache: str | None = None
     ) -> IngestPlan:
-        """Estimates the memory and time of ingesting `token_count` tokens, by default with the
-        planner's `dtype` and `cache`."""
+        """Estimates the memory and time of ingesting tokens, by default with the planner's `dtype`
+        and `cache`."""
         costs, size, cache = self.costs, dtype_bytes or self.dtype.itemsize, cache or self.cache
         at_once = min(token_count, STORED_AT_ONCE) if cache == "disk" else token_count
         weights = self.weights.count_weight_bytes(size)
