@@ -58,9 +58,8 @@ class PageRecogniser:
         found = self._engine(page.render(scale=scale).to_numpy())
         if not found.txts:
             return None
-        return RecognisedPage(
-            _join_lines(found.boxes, found.txts), sum(found.scores) / len(found.scores)
-        )
+        confidence = sum(found.scores) / len(found.scores)
+        return RecognisedPage(_join_lines(found.boxes, found.txts), confidence)
 
 
 def _join_lines(boxes: Any, texts: Any) -> str:

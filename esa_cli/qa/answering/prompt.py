@@ -1,9 +1,8 @@
 """Encodes documents and questions as token ids, so that a document is prefilled only once.
 
 The chat template is rendered with markers in place of document and question, and cut at the
-markers, so that a document's tokens do not depend on the question. Text of documents and questions
-never becomes special tokens, so that `<|im_end|>` in a document cannot end a chat message.
-"""
+markers. Text of documents and questions never becomes special tokens, so that `<|im_end|>` in a
+document cannot end a chat message."""
 
 from __future__ import annotations
 
@@ -97,8 +96,8 @@ class PromptEncoder:
     def _split_prompt(
         self, question: str, answer_prefix: str, is_followup: bool
     ) -> list[tuple[str, bool]]:
-        """Returns the pieces of the prompt between the document, or the previous answer, and the
-        answer, each with whether special tokens are parsed in the piece."""
+        """Returns the pieces of the prompt between the document or previous answer and the answer,
+        each with whether special tokens are parsed in it."""
         between, lead = self._text_between_turns if is_followup else (self._between, self._lead)
         # Without a chat template, such an answer prefix continues the line of the question.
         goes_on = not self.chat and answer_prefix.startswith(" ")
@@ -156,13 +155,9 @@ class PromptEncoder:
     def encode_question(
         self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
-        """Returns the token ids of the question's prompt, after the document or an earlier answer.
-
-        Args:
-            answer_prefix: the first words of the answer, which the model continues.
-            is_followup: whether the question follows an earlier answer, not the document.
-
-        Raises UsageError: the question is empty, or not UTF-8."""
+        """Returns the token ids of the question's prompt after the document or, if `is_followup`,
+        an earlier answer. The model continues `answer_prefix`. Raises UsageError: the question is
+        empty, or not UTF-8."""
         validate_question(question)
         pieces = self._split_prompt(question, answer_prefix, is_followup)
         return [token for piece in pieces for token in self._encode_text(*piece)]
@@ -213,9 +208,9 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
     def check_fits_context(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
-        """Checks that question and answer fit the model's context together with the document, or,
-        if tokens are selected, with the initial, selected and local tokens. Raises HistoryError:
-        the history is too long. LengthError: the question is too long."""
+        """Checks that question and answer fit the model's context together with the document, or
+        with the tokens that are selected of it. Raises HistoryError: the history is too long.
+        LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context_tokens - self.start, "the whole document"

@@ -149,7 +149,7 @@ class _ShownPassages:
     def check_sentence(
         self, sentence: str, quotations: Sequence[str], cited: Sequence[int]
     ) -> tuple[int | None, tuple[str, ...]] | None:
-        """Returns the number from 1 of the passage that the sentence fits best, if any, and what the
+        """Returns the number from 1 of the passage that a sentence fits best, if any, and what the
         passages lack; None if the sentence has nothing that a passage tells."""
         missing = [run for text in quotations for run in self._find_invented_runs(text)]
         numbers = [one for one in _find_numbers(sentence) if one[0].lower() != "one"]  # a pronoun

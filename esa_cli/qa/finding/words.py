@@ -281,8 +281,8 @@ class LexicalIndex:
         return SpellingIndex(list(self._vocabulary))
 
     def _weigh_vocabulary(self, question: str) -> tuple[list[int], list[float]]:
-        """Returns the vocabulary numbers of a question's words, with weight 1, or for a word that no
-        document has, of words with similar spelling, with smaller weights."""
+        """Returns the numbers of a question's words in the vocabulary, and their weights: 1, or
+        less for similar words in place of one that no document has."""
         numbers, weights = list[int](), list[float]()
         for stems in find_question_words(question, self.languages):
             words = chain.from_iterable(map(_list_words_of_stem, stems))

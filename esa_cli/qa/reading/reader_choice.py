@@ -39,8 +39,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url_text: str) -> ServerAddress:
-        """Parses a URL, and reads the API key from the environment. Raises UsageError: the URL or
-        key is invalid, or the key would go unencrypted to another machine."""
+        """Parses a URL, and reads the API key from the environment. Raises UsageError: one is
+        wrong, or the key would go unencrypted to another machine."""
         url = complete_server_address(url_text).strip().rstrip("/")
         try:
             parts = urlsplit(url)

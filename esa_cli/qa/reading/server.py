@@ -66,10 +66,8 @@ class ServerReader(Reader):
 
     Args:
         url: the base URL, without a slash at its end. key: is sent with each request.
-        model: its name on the server; None means the first model in the server's list
-            that is not named as a model of embeddings.
-        timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
-            and `WHOLE_S`.
+        model: its name on the server; None means the first that is not of embeddings.
+        timeout_s: the longest wait for words and whole answer; None: `SILENCE_S` and `WHOLE_S`.
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
@@ -86,8 +84,7 @@ class ServerReader(Reader):
         self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
         self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
-        self._refused: list[str] = []
-        self._models: list[str] = []
+        self._refused, self._models = list[str](), list[str]()
         self._models = self._list_model_names()
         if not self.name and not self._models:
             hint = explain_how_to_start(url) or "name a model by --reader URL#MODEL"
