@@ -188,9 +188,8 @@ def gather_documents(
 
 
 def read_documents(
-    sources: Sequence[str], stdin: IO[Any] | None = None, *, limit: int = LIMIT,
-    say: Callable[[str], None] = warnings.warn,
-) -> list[Document]:  # fmt: skip
+    sources: Sequence[str], stdin: IO[Any] | None = None, say: Callable[[str], None] = warnings.warn
+) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
     `say` is called with a message for each file or folder that is left out.
 
@@ -199,7 +198,7 @@ def read_documents(
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     files = find_files(sources)
-    found = gather_documents(files, lambda path: read_document(path, stdin, limit=limit))
+    found = gather_documents(files, lambda path: read_document(path, stdin))
     for left_out in found.left_out:
         say(left_out.message)
     return list(found.documents)

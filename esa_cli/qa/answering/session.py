@@ -314,11 +314,10 @@ class Session:
         )  # fmt: skip
 
     def check_length(
-        self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
-        history: Sequence[Turn] = (),
-    ) -> None:  # fmt: skip
+        self, question: str, *, prime: str = "", max_new_tokens: int | None = None
+    ) -> None:
         """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
-        asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
+        asked = EncodedQuestion.encode(self.prompt, question, prime, (), len(self._ids))
         answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)
         asked.check_fits_context(self.method.window, self.preset.context, answer)
 

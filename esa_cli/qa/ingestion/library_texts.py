@@ -277,12 +277,12 @@ class LibraryTexts:
     former: tuple[LibraryEntry, ...] = ()
 
 
-def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
+def load_library_texts(library: Library) -> LibraryTexts:
     """Returns the texts in a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
     with library.open_search_catalogue() as catalogue:
-        return list_current_texts(catalogue, progress)
+        return list_current_texts(catalogue)
 
 
 def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:

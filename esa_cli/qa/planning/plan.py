@@ -104,11 +104,6 @@ class TokenIndexCosts:
         own = self.finder.weights // 2  # two operations a number of 4 bytes
         return token_count * (share * (2 * self.body + attention) + projection + own)
 
-    @property
-    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
-        """None, because the two ratios of the ESA paper do not apply to answers from passages."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheCosts(TokenIndexCosts):
@@ -175,19 +170,6 @@ class KvCacheCosts(TokenIndexCosts):
                 width = self.reduced_key_width or shape.rows * shape.groups * shape.dim
             scoring += 2 * width * max(0.0, token_count / 2 - window.local - window.initial)
         return token_count * (2 * self.body + shape.rows * attention + scoring)
-
-    @property
-    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
-        """The two cost ratios of the ESA paper: operations of a step relative to full attention,
-        and size of the reduced keys relative to the KV cache; None for other methods."""
-        from esa_cli.attention.selection import LogitSum, TopKSelector
-
-        shape, method = self.shape, self.method
-        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, LogitSum)):
-            return None
-        scored = self.reduced_key_width / shape.rows or shape.groups * shape.dim
-        attended = shape.heads * (4 * shape.dim + 3)
-        return (2 * scored + 1) / attended, self.reduced_key_width / shape.numbers
 
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:

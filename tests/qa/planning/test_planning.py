@@ -77,15 +77,6 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     assert whole.count_weight_bytes(2) == whole.nbytes // 2
 
 
-def test_the_papers_ratios() -> None:
-    """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
-    llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
-    folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
-    made = plan.IngestPlanner(resolve_preset("paper"), folder, dtype=torch.half, device="cpu")
-    assert made.costs.esa_paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
-    assert [round(100 * one, 2) for one in made.costs.esa_paper_cost_ratios] == [1.56, 6.25]
-
-
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.IngestPlan:
         return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))
