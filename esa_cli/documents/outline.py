@@ -273,8 +273,7 @@ def _choose_chains(candidates: Sequence[Section]) -> Iterator[Section]:
 
 
 def _continues(number: str, earlier: str) -> bool:
-    """Whether the number of a section may follow an earlier one: 4.2 or 5 after 4.1.3; one number
-    may be missing."""
+    """Whether a number may follow an earlier one: 4.2 or 5 after 4.1.3; one may be missing."""
     new, old = number.split("."), earlier.split(".")
     if len(new) > len(old):
         return new[: len(old)] == old and set(new[len(old) :]) == {"1"}

@@ -184,8 +184,7 @@ class Esa:
 
     @property
     def session(self) -> Session:
-        """The session that runs the method in the transformers model, opened on first use. Raises
-        ModelError, ResourceError, PresetError."""
+        """The session that runs the method, opened on first use. Raises as `Session` does."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
 
@@ -226,8 +225,7 @@ class Esa:
         return not self.preset.answer.needs_kv_cache
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and of earlier turns. Raises UsageError: the question is
-        empty, or too long for any document."""
+        """Counts the tokens of a question and of earlier turns. Raises UsageError, LengthError."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens = self.spans.count_question_tokens(question)
@@ -474,8 +472,7 @@ class Esa:
             progress: called with (passages read, passages chosen); its exceptions pass through.
             after: an earlier run, which is continued.
 
-        Raises UsageError: a document or the question is wrong, or the preset answers from the KV
-        cache."""
+        Raises UsageError: document or question is wrong, or answers come from the KV cache."""
         from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import SamplingParams
 
@@ -503,15 +500,13 @@ class Esa:
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str) -> str:
-        """Returns an HTML page of the last answer, its evidence and the documents asked. Raises
-        UsageError: there is no answer yet."""
+        """Returns an HTML page of the last answer and its documents. Raises UsageError."""
         from esa_cli.qa.evidence import make_evidence_page
 
         return make_evidence_page(reply, question, self._get_last_answer()[0])
 
     def heat_maps(self) -> list[HeatMap]:
-        """Returns a heat map of each document of the last answer. Raises UsageError: there is no
-        answer yet."""
+        """Returns a heat map of each document of the last answer. Raises UsageError."""
         from esa_cli.qa.evidence import make_heat_maps
 
         return make_heat_maps(*self._get_last_answer())

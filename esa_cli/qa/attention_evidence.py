@@ -142,8 +142,7 @@ class AttentionRecorder:
     def _get_keys_and_value_norms(
         self, trace: ChunkTrace, cache_key: int, token_indices: Tensor, key_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values, cached
-        for the next tokens of the answer."""
+        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of values, cached."""
         known = self._rotated.get((trace.layer, cache_key))
         rope, store = trace.rope, trace.store
         has_tokens = known and rope is known[0] and token_indices.equal(known[1])
@@ -188,8 +187,7 @@ def find_evidence_passages(
 
 
 def get_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
-    """Returns the largest attention weight of a sentence; 1.0 means that in every layer some head
-    pays all attention to one token of it."""
+    """Returns the largest weight of a sentence; 1.0: a head of each layer attends to it alone."""
     sentences = [_sum_sentence_weights(book, token_weights) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
@@ -207,8 +205,7 @@ class _AttendedPassage:
     def try_add_sentence(
         self, book_index: int, start: int, end: int, sentence_weight: float, text: str
     ) -> bool:
-        """Adds a sentence to the passage if it is adjacent, in the same paragraph and has enough
-        weight; returns whether it was added."""
+        """Adds a sentence if it is adjacent in the paragraph and heavy; returns whether it did."""
         if book_index != self.book or sentence_weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)

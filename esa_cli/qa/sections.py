@@ -200,8 +200,7 @@ def find_central_sentences(
 
 
 def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Reply:
-    """Returns a reply without a reader: where a section begins, and its first or most central
-    sentences, quoted."""
+    """Quotes, without a reader, where a section begins, and its first or most central sentences."""
     document, section = book.document, asked.section
     text, begin, what = document.text, section.start, ""
     heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"\W*\s"

@@ -162,8 +162,7 @@ def _read_bookmark_titles(pdf: Any) -> dict[int, list[str]]:
 def _join_page_texts(
     page_texts: Sequence[str], bookmark_titles: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins the texts of PDF pages by empty lines. A chapter begins at its title, or else on top of
-    its page."""
+    """Joins the texts of PDF pages by empty lines; a chapter begins at its title, or its page."""
     marks, parts, start, chapter = list[Mark](), list[str](), 0, None
     for index, page in enumerate(page_texts):
         chapters, at = dict[int, str](), 0

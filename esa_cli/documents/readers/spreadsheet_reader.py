@@ -82,8 +82,7 @@ def _compute_share_of_regular_rows(csv_sample: str, delimiter: str) -> float:
 
 
 def format_table(rows: _Rows) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells; `rows` is
-    iterated over several times."""
+    """Returns a line `name: value; name: value` for each row, without empty cells."""
     widths = Counter(map(_count_cells_to_last_filled, rows))
     del widths[0]
     if not widths:

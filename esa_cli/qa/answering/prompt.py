@@ -136,8 +136,7 @@ class PromptEncoder:
         return _split_end_spaces(self._render_marked_prompt(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def encode_history(self, turns: Sequence[Turn]) -> list[int]:
-        """Returns the token ids of earlier questions and answers. Raises ModelError: the chat
-        template drops or repeats an answer."""
+        """Returns the token ids of earlier turns. Raises ModelError: the template drops one."""
         if not turns:
             return []
         text = self._render_marked_prompt(1)
@@ -156,8 +155,7 @@ class PromptEncoder:
         self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
         """Returns the token ids of the question's prompt after the document or, if `is_followup`,
-        an earlier answer. The model continues `answer_prefix`. Raises UsageError: the question is
-        empty, or not UTF-8."""
+        an earlier answer; the model continues `answer_prefix`. Raises UsageError."""
         validate_question(question)
         pieces = self._split_prompt(question, answer_prefix, is_followup)
         return [token for piece in pieces for token in self._encode_text(*piece)]
@@ -194,8 +192,7 @@ class EncodedQuestion:
         cls, prompt: PromptEncoder, question: str, answer_prefix: str, history: Sequence[Turn],
         cached_tokens: int,
     ) -> EncodedQuestion:  # fmt: skip
-        """Encodes a question and earlier turns, after `cached_tokens` tokens of the KV cache.
-        Raises UsageError: the question is empty."""
+        """Encodes a question and earlier turns. Raises UsageError: the question is empty."""
         later = bool(history)
         ids = prompt.encode_question(question, answer_prefix, later)
         before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
@@ -208,9 +205,8 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
     def check_fits_context(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
-        """Checks that question and answer fit the model's context together with the document, or
-        with the tokens that are selected of it. Raises HistoryError: the history is too long.
-        LengthError: the question is too long."""
+        """Raises LengthError, or HistoryError if there are earlier turns, if question and answer do
+        not fit the context together with the document, or with the tokens selected of it."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context_tokens - self.start, "the whole document"

@@ -78,8 +78,7 @@ def check_answer_sentences(
     answer: str, asked: Sequence[str], passages: Sequence[Passage],
     is_usually_lowercase: Callable[[str], bool], score_passages: PassageScorer,
 ) -> tuple[CheckedSentence, ...]:  # fmt: skip
-    """Checks the sentences of an answer, but not its greetings and headings, nor sentences that say
-    that the documents do not tell the answer.
+    """Checks the sentences of an answer, but no headings, and none that say that nothing is told.
 
     Args:
         asked: the question, and the earlier questions, whose names and numbers need no passage.
@@ -194,8 +193,7 @@ class _ShownPassages:
                 yield part.strip()
 
     def _find_names(self, sentence: str) -> Iterator[str]:
-        """Yields the capitalised words that may be names; the first word is one if it is rarely in
-        lower case."""
+        """Yields the capitalised words that may be names, as they are rarely in lower case."""
         if not self._has_names:
             return
         for match in CAPITALISED.finditer(sentence):

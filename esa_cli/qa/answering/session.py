@@ -241,8 +241,7 @@ class Session:
         self.attachment.detach()
 
     def use_preset(self, preset: Preset | ResolvedPreset) -> None:
-        """Replaces the preset, but keeps the prefilled documents. Raises PresetError: the method is
-        invalid, or needs another compressor."""
+        """Replaces the preset, but keeps the documents. Raises PresetError: its method is wrong."""
         resolved = resolve_preset(preset)
         new = resolved.method
         check_method_fits_model(new, self.model)

@@ -97,8 +97,7 @@ def drop_duplicate_books(books: Sequence[Book]) -> list[Book]:
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
-    """Gives each document of a question a unique name, and the range of its tokens among those of
-    all these documents."""
+    """Gives each document of a question a unique name, and its range of tokens among all tokens."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = locate_document_texts(prefilled)
@@ -124,8 +123,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
 @dataclass(frozen=True)
 class Ranking:
     """The logistic regressions that give the log-odds that a window answers a question, fit by
-    `benchmarks/ranking.py` to the development questions, with no term that depends on how many
-    other windows there are.
+    `benchmarks/ranking.py` to the development questions; no term counts the other windows.
 
     Args:
         late: weights of a window's late interaction, alone and with each of `AROUND`, in a sum.
@@ -142,8 +140,7 @@ class Ranking:
 
     @classmethod
     def load(cls, folder: Path) -> Ranking:
-        """Loads the ranking of a finder's folder, or the default. Raises ModelError: its file is
-        damaged."""
+        """Loads the ranking of a finder's folder, or the default. Raises ModelError."""
         path = folder / RANKING
         if not path.exists():
             return cls()

@@ -1,8 +1,7 @@
 """Finds stems that are spelled like a word of a question, for words that no document has.
 
 This finds words with a typing error, forms of a word that no stemmer knows, and compounds whose
-last part is the word, or the last part of a compound. It does not decide whether a document has a
-name (`LexicalIndex.has_word`)."""
+last part is the word, or the last part of a compound."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ class IngestEvents:
 
 
 class IngestProgressRelay(IngestEvents):
-    """Calls a progress function. If the disk is full, documents stay in memory unless `must_store`
-    is set."""
+    """Calls a progress function; if the disk is full, documents may stay in memory."""
 
     def __init__(self, progress: Progress | None, must_store: bool = True) -> None:
         self._progress, self._must_store = progress, must_store

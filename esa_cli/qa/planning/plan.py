@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
 
 FEED = 1024
-"""The number of tokens in one forward call of a prefill: larger activations do not fit into the
-CPU's cache."""
+"""The number of tokens in one forward call of a prefill, whose activations fit a CPU's cache."""
 LIBRARIES = 400 << 20
 """The bytes that torch, transformers and Python take by themselves."""
 STATES = 4
@@ -113,8 +112,7 @@ class KvCacheCosts(TokenIndexCosts):
 
     @cached_property
     def reduced_key_width(self) -> int:
-        """The sum of the dimensions of reduced keys over the layers. Raises PresetError: the
-        compressor does not fit the model."""
+        """The sum of the dimensions of reduced keys over the layers. Raises PresetError."""
         shape, score, compressor = self.shape, self.method.score, self.method.compressor
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
@@ -290,8 +288,7 @@ class IngestPlanner:
     def plan_ingest(
         self, token_count: int, dtype_bytes: int | None = None, cache: str | None = None
     ) -> IngestPlan:
-        """Estimates the memory and time of ingesting tokens, by default with the planner's `dtype`
-        and `cache`."""
+        """Estimates memory and time, by default with the planner's `dtype` and `cache`."""
         costs, size, cache = self.costs, dtype_bytes or self.dtype.itemsize, cache or self.cache
         at_once = min(token_count, STORED_AT_ONCE) if cache == "disk" else token_count
         weights = self.weights.count_weight_bytes(size)

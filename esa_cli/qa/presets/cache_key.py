@@ -35,8 +35,7 @@ SAMPLES = 1024
 
 
 def digest_model(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Returns the properties of a model and its tokenizer on which KV caches depend. Raises
-    ModelError: its weights cannot be read."""
+    """Returns what KV caches depend on in a model and its tokenizer. Raises ModelError."""
     return {
         "fingerprint": asdict(compute_model_fingerprint(model)),
         "config": _drop_paths_and_versions(model.config),

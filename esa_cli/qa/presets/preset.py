@@ -297,8 +297,7 @@ def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ())
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset and the setting `model` that a known model's name means; returns any other
-    name unchanged."""
+    """Returns the preset and the setting `model` that a known model's name, or any name, means."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
@@ -333,8 +332,7 @@ def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
 
 
 def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
-    """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
-    PresetError."""
+    """Loads a preset by name or path, with overrides such as `KEY=VALUE`. Raises PresetError."""
     way, model = find_preset_for_model_name(name)
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.

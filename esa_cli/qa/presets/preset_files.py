@@ -52,8 +52,7 @@ def _list_preset_files_in_folder(folder: Path) -> dict[str, Path]:
 
 
 def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
-    """Finds a preset's file by name, or by a path that may be relative to `base_folder`. Raises
-    PresetError: there is no such preset."""
+    """Finds a preset's file by name, or by a path relative to `base_folder`. Raises PresetError."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([base_folder] if base_folder else []) + [Path()]:
             path = base / expand_home_folder(name, "preset", PresetError)

@@ -218,8 +218,7 @@ def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model_nam
 
 
 def check_same_compressor(prefill_method: Method | None, new_method: Method) -> None:
-    """Raises PresetError if a method needs another compressor than the method that prefilled a
-    document, if that is known."""
+    """Raises PresetError if a method needs another compressor than the prefill's, if known."""
     if prefill_method is None or not new_method.score.features:
         return
     if new_method.get_reduced_key_settings() != prefill_method.get_reduced_key_settings() or (
@@ -230,8 +229,7 @@ def check_same_compressor(prefill_method: Method | None, new_method: Method) -> 
 
 
 def check_document_has_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError if a method uses projections from a file, and a prefilled document has no
-    reduced keys."""
+    """Raises PresetError if a document lacks the reduced keys of a method's projections."""
     from esa_cli.attention.parts import Moments
 
     compressor = method.compressor

@@ -79,8 +79,7 @@ class AnswerCombination:
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
-        """Returns the log-odds that the span of a passage that was found is the answer, against no
-        passage having the answer."""
+        """Returns the log-odds that the span of a passage answers, against no passage doing so."""
         if reading.span is None:
             return -math.inf
         weights, found = self.weights, passage.late
@@ -276,8 +275,7 @@ class Span(NamedTuple):
 
 
 class PassageReading(NamedTuple):
-    """The log-odds that a passage contains the answer, and the passage's most probable span, or
-    None if the passage has no word."""
+    """The log-odds that a passage has the answer, and its most probable span, if it has a word."""
 
     log_odds: float
     span: Span | None

@@ -1,6 +1,5 @@
 """The rows of a table in a passage, and the one row that a question names, which has more words of
-the question than all other rows and sentences. Readers read this row alone, because they may quote
-a value from the row next to it."""
+the question than all others. Readers read this row alone, or they may quote from the next row."""
 
 from __future__ import annotations
 
