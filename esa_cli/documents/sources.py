@@ -32,7 +32,10 @@ _HIDDEN = (".", "~$")
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _OWN = "written by esa"
-_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN)
+_OF_ZOTERO = "of Zotero itself"
+_ZOTERO_FOLDERS = ("styles", "translators", "locate", "cache", "pipes", "logs")
+"""Folders beside Zotero's data base that have none of the user's documents."""
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", f"folder {_OF_ZOTERO}", _OWN)
 """Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
@@ -196,6 +199,8 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
                     why = "hidden"
                 elif os.path.islink(path):
                     why = "that links elsewhere"
+                elif is_folder and name in _ZOTERO_FOLDERS and "zotero.sqlite" in files:
+                    why = _OF_ZOTERO
                 elif rules.is_ignored(os.path.join(real, name), is_folder=is_folder):
                     why = _IGNORED
                 if why:

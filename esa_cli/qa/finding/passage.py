@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
 
+PLACE = ("page", "line", "chapter", "title", "link")
+"""The JSON fields that say where a passage is."""
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -17,6 +20,7 @@ class Passage:
 
     Args:
         document, source: the document's name and path. page, line: of the beginning, from 1.
+        title, link: of the document or item, if the document tells them.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         quote: characters [start, end) of the document that answer best.
@@ -37,6 +41,8 @@ class Passage:
     quote: tuple[int, int] | None = None
     probability: float | None = None
     late: tuple[float, ...] | None = None
+    title: str | None = None
+    link: str | None = None
 
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
@@ -44,7 +50,7 @@ class Passage:
         at = document.place(start)
         return cls(
             document.name, document.source, at.page, at.line, at.chapter, start, end,
-            document.text[start:end], **other_fields,
+            document.text[start:end], title=at.title, link=at.link, **other_fields,
         )  # fmt: skip
 
     def describe_place(self) -> str:
@@ -66,16 +72,22 @@ class Passage:
             parts = [f"{path}:{self.line}"]
         elif self.page is None and not self.chapter:
             parts.append(f"line {self.line:,}")
-        return ", ".join([*parts, *([self.chapter] if self.chapter else [])])
+        return ", ".join([*parts, *self.list_names()])
+
+    def list_names(self) -> list[str]:
+        """Returns the title of the passage's document, the chapter, and the link, if there are."""
+        title, chapter = self.title or "", self.chapter or ""
+        names = title, "" if title.startswith(chapter) else chapter, self.link or ""
+        return [name for name in names if name]
 
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""
-        names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
+        names = ("document", "source", *PLACE, "start", "end", "text")
         probability = None if self.probability is None else round(self.probability, 4)
         scores = {"score": round(self.score, 3), "probability": probability}
         return {name: getattr(self, name) for name in names} | scores
 
     def as_evidence(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage on which an answer rests."""
-        names = ("document", "page", "line", "chapter", "start", "end", "text", "weight")
+        names = ("document", *PLACE, "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}

@@ -216,7 +216,7 @@ class LibraryEntry:
         sizes: bytes on disk of `segments`, `fit` and each of `unshared_file_suffixes`.
         digests: digests of the files of text and tokens.
         text_sha256, characters: digest and length of the text.
-        marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
+        marks: pages, chapters and titles, as JSON data. provenance: `name`, `source` and more.
         created, used: seconds since 1970 of the ingest and of the last time of opening.
         error: why the document cannot be used; other fields are then empty."""
 
@@ -231,7 +231,7 @@ class LibraryEntry:
     digests: dict[str, str] = field(default_factory=dict)
     text_sha256: str = ""
     characters: int = 0
-    marks: tuple[tuple[int, int | None, str | None], ...] = ()
+    marks: tuple[tuple[int, *tuple[int | str | None, ...]], ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
     used: float = 0.0

@@ -1,0 +1,141 @@
+"""Reads Markdown, and what notes of Obsidian and Zotero add to it: front matter and wiki links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from esa_cli.documents.readers.plain_text import decode_text_with_lf
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark
+
+_HEADING_LINE = re.compile(
+    r"^ {0,3}(?:(?P<fence>```+(?=[^`\n]*$)|~~~+).*"
+    r"|(?P<hashes>#{1,6})[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    re.MULTILINE,
+)
+"""A line that may be a heading, underline the one above it, or fence code."""
+_NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
+_FRONT_MATTER_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
+_MAX_FRONT_MATTER = 1 << 16
+"""The maximum length of a front matter, in characters; a longer one stays as it is."""
+_CITEKEYS = ("citekey", "citation-key", "citationkey")
+_LINKS = ("url", "link", "links", "uri", "source", "zotero")
+_LINK = re.compile(r"(?:https?|zotero)://\S+")
+_WIKI_LINK = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
+    r"|(?P<embeds>!?)\[\[(?P<target>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()",
+    re.MULTILINE,
+)
+"""Code, which stays as it is, or a link between notes."""
+
+
+class _FrontMatter(NamedTuple):
+    """The fields at the top of a note: `lines` to read in their place, of which the first is the
+    title, and the title with the citekey and the link of what the note is about."""
+
+    lines: list[str]
+    title: str | None
+    link: str | None
+
+
+def read_markdown(data: bytes, name: str) -> ExtractedText:
+    """Reads Markdown; headings are chapters. Links between notes become their words. The front
+    matter becomes a heading with the title and a table row, on as many lines as it had."""
+    text, encoding = decode_text_with_lf(data, name)
+    text = _WIKI_LINK.sub(_replace_wiki_link, text)
+    title = link = None
+    if (end := _find_end_of_front_matter(text)) and (
+        fields := _parse_fields(text[4 : end.start()])
+    ):
+        before, after = text[: end.end() + 1], text[end.end() + 1 :]
+        lines, title, link = _format_front_matter(fields, after)
+        space = "\n" * (before.count("\n") - len(lines))
+        text = "".join(f"{line}\n" for line in lines) + space + after
+    marks = [*find_headings(text)]
+    if title or link:
+        marks = marks if marks and not marks[0].start else [Mark(0), *marks]
+        marks = [mark._replace(title=title, link=link) for mark in marks]
+    return ExtractedText(text, tuple(marks), encoding=encoding)
+
+
+def _replace_wiki_link(found: re.Match[str]) -> str:
+    """Returns the words of `[[note]]` and `[[note|words]]`, and the name of what `![[name]]` shows;
+    code stays as it is."""
+    if found["target"] is None:
+        return found[0]
+    return found["target"] if found["embeds"] else found["alias"] or found["target"].rstrip("\\")
+
+
+def _find_end_of_front_matter(markdown: str) -> re.Match[str] | None:
+    return _FRONT_MATTER_END.search(markdown, 4) if markdown.startswith("---\n") else None
+
+
+def _parse_fields(front_matter: str) -> dict[str, list[str]]:
+    """Returns the texts of each field by the field's name in small letters; nothing if the front
+    matter is no YAML, or is too long. Fields of fields are left out."""
+    import yaml
+
+    if len(front_matter) > _MAX_FRONT_MATTER:
+        return {}
+    try:
+        fields = yaml.load(front_matter, yaml.BaseLoader)  # whose values are all texts
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    out = {}
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        values = value if isinstance(value, list) else [value]
+        texts = [" ".join(one.split()) for one in values if isinstance(one, str)]
+        out[str(name).casefold()] = [text for text in texts if text]
+    return out
+
+
+def _format_front_matter(fields: dict[str, list[str]], text_below: str) -> _FrontMatter:
+    """Returns what a note's front matter becomes; the heading of `text_below` is not repeated."""
+
+    def find_first(names: tuple[str, ...]) -> str | None:
+        return next((text for name in names for text in fields.get(name, ())), None)
+
+    title, citekey = find_first(("title",)), find_first(_CITEKEYS)
+    links = [text for name in _LINKS for text in fields.get(name, ())]
+    links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]
+    below = next(find_headings(text_below), Mark(0)).chapter
+    lines = [f"# {title}"] if title and title != below else []
+    row = "; ".join(
+        f"{name}: {', '.join(texts)}" for name, texts in fields.items() if texts and name != "title"
+    )
+    shown = f"{title or ''} (@{citekey.lstrip('@')})".strip() if citekey else title
+    return _FrontMatter(
+        lines + [row] * bool(row), shown, next(filter(_LINK.fullmatch, links), None)
+    )
+
+
+def find_headings(markdown: str) -> Iterator[Mark]:
+    """Yields every heading of a Markdown text, with its words and level."""
+    settings = _find_end_of_front_matter(markdown)
+    fence, after = "", settings.end() + 1 if settings else 0
+    for found in _HEADING_LINE.finditer(markdown, after):
+        if fence:
+            line = found[0].strip()
+            if line.startswith(fence) and not line.strip(fence[0]):
+                fence, after = "", found.end() + 1
+        elif found["fence"]:
+            fence = found["fence"]
+        elif found["line"]:
+            # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
+            start = markdown.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = markdown[start : max(start, found.start() - 1)]
+            if not _NO_TITLE.match(above):
+                level = 1 if found["line"][0] == "=" else 2
+                yield Mark(start, chapter=above.strip(), level=level)
+            after = found.end() + 1
+        elif title := _strip_closing_hashes(found["title"]):
+            yield Mark(found.start(), chapter=title, level=len(found["hashes"]))
+            after = found.end() + 1
+
+
+def _strip_closing_hashes(heading: str) -> str:
+    """Returns a heading's words without the # characters that may close the heading."""
+    heading = heading.strip(" \t")
+    words = heading.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else heading
