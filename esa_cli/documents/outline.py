@@ -215,12 +215,13 @@ def _choose_level(kind: str, number: str) -> int:
 
 
 def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
-    """Yields the headings that the reader of a format has marked."""
-    last = None
+    """Yields the headings that the reader of a format has marked. Levels that are all the same say
+    nothing, and numbers count."""
+    last, has_levels = None, len({mark.level for mark in marks if mark.level}) > 1
     for mark in marks:
         if mark.chapter and mark.chapter != last:
             kind, number, title = parse_heading(mark.chapter) or ("", "", mark.chapter)
-            level = mark.level or _choose_level(kind, number)
+            level = has_levels and mark.level or _choose_level(kind, number)
             yield Section(mark.chapter, title or mark.chapter, kind, number, level, mark.start)
         last = mark.chapter
 

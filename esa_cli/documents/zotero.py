@@ -13,7 +13,7 @@ from pathlib import Path
 from esa_cli.documents.readers.text_builder import Mark
 
 _FOLDERS = re.compile(r"storage/(?![0-9]{8}$)[2-9A-NP-Z]{8}|files/[0-9]+")
-_STORED = re.compile(r"(?:storage|files)/[0-9A-Z]+(?=/)")
+_STORED = re.compile(r"(storage|files)[/\\]+([0-9A-Z]+)[/\\]")
 _ENTRY = re.compile(r"^@\w+\{", re.MULTILINE)
 _FIELD = re.compile(r"^\s*(title|file)\s*=\s*[{\"](.*)[}\"],?\s*$", re.MULTILINE | re.IGNORECASE)
 _MAX_EXPORT = 1 << 28
@@ -60,6 +60,6 @@ def _read_titles(export: Path, changed_ns: int) -> dict[str, str]:
         citekey, _, fields = entry.partition(",")
         found = {name.lower(): value for name, value in _FIELD.findall(fields)}
         title = " ".join(re.sub(r"[{}]|\\(?=[&%$#_])", "", found.get("title", "")).split())
-        for folder in _STORED.findall(found.get("file", "").replace("\\", "/")):
-            titles[folder] = f"{title} (@{citekey.strip()})".strip()
+        for kind, folder in _STORED.findall(found.get("file", "")):
+            titles[f"{kind}/{folder}"] = f"{title} (@{citekey.strip()})".strip()
     return titles

@@ -73,8 +73,8 @@ def test_the_json_object(run: Esa) -> None:
     }  # fmt: skip
     (passage,) = data["passages"]
     assert set(passage) == {
-        "document", "source", "page", "line", "chapter", "start", "end", "text", "score",
-        "probability",
+        "document", "source", "page", "line", "chapter", "title", "link", "start", "end", "text",
+        "score", "probability",
     }  # fmt: skip
     assert GATE[passage["start"] : passage["end"]] == passage["text"]
     assert passage["probability"] > 0.1
@@ -149,3 +149,21 @@ def test_the_library_is_searched(run: Esa) -> None:
         "gate.txt": False, "boat.txt": True,
     }  # fmt: skip
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
+
+
+def test_a_note_has_its_title_and_link_also_from_the_library(run: Esa) -> None:
+    """What the front matter says is found, and the library keeps title and link."""
+    link = "zotero://select/library/items/ABCD2345"
+    note = f"---\ntitle: On gates\naliases: [Portals]\nzotero: {link}\n---\n{GATE}\n"
+    Path("gate.md").write_text(note, "utf-8")
+    (first, *_) = run("find", "gate.md", WORDS).out.splitlines()
+    assert first.startswith("gate.md:")
+    assert f"  On gates, {link}, characters " in first
+    assert run("ingest", "gate.md").code == 0
+    for source in ("gate.md", "--library"):
+        found = run("find", source, WORDS, "--json").data["passages"][0]
+        assert (found["title"], found["link"], found["chapter"]) == ("On gates", link, "On gates")
+        line = note.split("\n")[found["line"] - 1]
+        assert found["text"].split("\n")[0] in line, "lines are those of the file"
+    aliases = run("find", "gate.md", "portals", "--all", "--json").data["passages"]
+    assert [one["line"] for one in aliases if "aliases: Portals;" in one["text"]] == [1]
