@@ -221,7 +221,7 @@ def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
     for mark in marks:
         if mark.chapter and mark.chapter != last:
             kind, number, title = parse_heading(mark.chapter) or ("", "", mark.chapter)
-            level = has_levels and mark.level or _choose_level(kind, number)
+            level = (mark.level if has_levels else None) or _choose_level(kind, number)
             yield Section(mark.chapter, title or mark.chapter, kind, number, level, mark.start)
         last = mark.chapter
 

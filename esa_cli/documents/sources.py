@@ -29,13 +29,12 @@ _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
+_OF_ZOTERO = ("styles", "translators", "locate", "cache", "pipes", "logs")
+"""Folders beside Zotero's data base that have none of the user's documents."""
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _OWN = "written by esa"
-_OF_ZOTERO = "of Zotero itself"
-_ZOTERO_FOLDERS = ("styles", "translators", "locate", "cache", "pipes", "logs")
-"""Folders beside Zotero's data base that have none of the user's documents."""
-_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", f"folder {_OF_ZOTERO}", _OWN)
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN)
 """Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
@@ -195,12 +194,11 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
             for name in sorted(names):
                 path = os.path.join(where, name)
                 why = ""
-                if name.startswith(_HIDDEN):
+                of_zotero = is_folder and name in _OF_ZOTERO and "zotero.sqlite" in files
+                if name.startswith(_HIDDEN) or of_zotero:
                     why = "hidden"
                 elif os.path.islink(path):
                     why = "that links elsewhere"
-                elif is_folder and name in _ZOTERO_FOLDERS and "zotero.sqlite" in files:
-                    why = _OF_ZOTERO
                 elif rules.is_ignored(os.path.join(real, name), is_folder=is_folder):
                     why = _IGNORED
                 if why:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,8 +17,6 @@ _FOLDERS = re.compile(r"storage/(?![0-9]{8}$)[2-9A-NP-Z]{8}|files/[0-9]+")
 _STORED = re.compile(r"(storage|files)[/\\]+([0-9A-Z]+)[/\\]")
 _ENTRY = re.compile(r"^@\w+\{", re.MULTILINE)
 _FIELD = re.compile(r"^\s*(title|file)\s*=\s*[{\"](.*)[}\"],?\s*$", re.MULTILINE | re.IGNORECASE)
-_MAX_EXPORT = 1 << 28
-"""The maximum size of an export in bytes."""
 
 
 def name_zotero_item(path: str, marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
@@ -27,34 +26,27 @@ def name_zotero_item(path: str, marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
     key = f"{folder.parent.name}/{folder.name}"
     if not _FOLDERS.fullmatch(key):
         return marks
-    title = None
-    for export in sorted(folder.parent.parent.glob("*.bib")):
-        try:
-            title = title or _read_titles(export, export.stat().st_mtime_ns).get(key)
-        except OSError:
-            continue  # the file is read without the title
+    title, (kind, _, item) = None, key.partition("/")
+    with suppress(OSError):  # without the title, the file is read all the same
+        exports = sorted(folder.parent.parent.glob("*.bib"))
+        titles = (_read_titles(one, one.stat().st_mtime_ns).get(key) for one in exports)
+        title = next(filter(None, titles), None)
+    is_pdf = path.lower().endswith(".pdf")
+    link = f"zotero://{'open-pdf' if is_pdf else 'select'}/library/items/{item}"
     marks = marks if marks and not marks[0].start else (Mark(0), *marks)
     return tuple(
-        mark._replace(title=title or mark.title, link=_make_link(key, path, mark.page))
+        mark._replace(
+            title=title or mark.title,
+            link=link + f"?page={mark.page}" * is_pdf if kind == "storage" else None,
+        )
         for mark in marks
     )
-
-
-def _make_link(key: str, path: str, page: int | None) -> str | None:
-    """Returns a link that opens a page of a PDF in Zotero, or selects another file there."""
-    if not key.startswith("storage/"):
-        return None
-    item = f"library/items/{key.removeprefix('storage/')}"
-    is_page = page is not None and path.lower().endswith(".pdf")
-    return f"zotero://open-pdf/{item}?page={page}" if is_page else f"zotero://select/{item}"
 
 
 @lru_cache(maxsize=4)
 def _read_titles(export: Path, changed_ns: int) -> dict[str, str]:
     """Returns titles with citekeys by the folders of the items' files, such as `storage/ABCD2345`,
     from an export in which each field has a line of its own. `changed_ns` is the file's time."""
-    if export.stat().st_size > _MAX_EXPORT:
-        return {}
     titles = {}
     for entry in _ENTRY.split(export.read_text("utf-8", "replace"))[1:]:
         citekey, _, fields = entry.partition(",")

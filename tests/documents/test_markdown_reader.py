@@ -39,8 +39,8 @@ def test_a_note_has_the_title_and_link_of_its_front_matter() -> None:
     before, after = head.split("\n"), found.text.split("\n")
     assert after.index("Lead.") == len(before) - 1
     assert after[:3] == [
-        "# Ohm's law: a note",
-        f"aliases: Resistance, U = RI; citekey: ohm1827; zotero: {LINK}; url: example.org", "",
+        "# Ohm's law: a note", "",
+        f"aliases: Resistance, U = RI; citekey: ohm1827; zotero: {LINK}; url: example.org",
     ]  # fmt: skip
     assert [mark.chapter for mark in found.marks] == ["Ohm's law: a note", "Use"]
     assert {(mark.title, mark.link) for mark in found.marks} == {
@@ -54,7 +54,7 @@ def test_a_note_has_the_title_and_link_of_its_front_matter() -> None:
         ("url: https://a.org/x\nbanner: https://a.org/p.png", None, "https://a.org/x"),
         ("link: javascript:alert(1)", None, None),
         ("source: [[Book]]\nrelated: ['zotero://open-pdf/a']", None, "zotero://open-pdf/a"),
-        ("title: 2020-13-45\ncitation-key: '@a20'", "2020-13-45 (@a20)", None),
+        ("title: 2020-13-45\nCiteKey: '@a20'", "2020-13-45 (@a20)", None),
         ("citekey: a20", "(@a20)", None),
         ("Title: One", "One", None),
     ],

@@ -93,10 +93,10 @@ def _parse_whole_number(text: str | None, default: int) -> int:
 
 
 class _ParagraphStyle(NamedTuple):
-    """Says whether a paragraph style of Word is for lists or a table of contents, and the level
-    of its headings; 0 if it is for no headings."""
+    """Says whether a paragraph style of Word is for headings, lists or a table of contents; the
+    `outline` level of headings is from "0"."""
 
-    heading: int = 0
+    outline: str | None = None
     list: str | None = None
     level: str | None = None
     contents: bool = False
@@ -118,16 +118,8 @@ def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
             number = number or _read_value(element, "pPr/numPr/numId")
             level = level or _read_value(element, "pPr/numPr/ilvl")
             element = elements.get(_read_value(element, "basedOn") or "")
-        styles[name] = _ParagraphStyle(_compute_heading_level(outline), number, level, contents)
+        styles[name] = _ParagraphStyle(outline, number, level, contents)
     return styles
-
-
-def _compute_heading_level(outline: str | None) -> int:
-    """Returns the level of headings, from 1 to 6, for an outline level of Word, which counts from 0
-    and is "9" for other text; 0 for other text."""
-    if outline is None or outline == "9":
-        return 0
-    return min(int(outline) + 1, 6) if outline.isdecimal() else 1
 
 
 class _WordListLevel(NamedTuple):
@@ -257,8 +249,7 @@ class _WordToHtmlConverter:
         number = _read_value(element, "pPr/numPr/numId") or style.list
         level = _read_value(element, "pPr/numPr/ilvl") or style.level
         label = self._lists.make_next_list_label(number, level, name) if number else ""
-        outline = _read_value(element, "pPr/outlineLvl")
-        heading = style.heading if outline is None else _compute_heading_level(outline)
+        outline = _read_value(element, "pPr/outlineLvl") or style.outline
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._begin_next_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
@@ -267,9 +258,10 @@ class _WordToHtmlConverter:
         for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
-        if heading:
+        if outline and outline != "9":
             label = "" if label == _BULLET else label
-            return f"h{heading}", f"{label} " if words.strip() else None
+            tag = f"h{int(outline) + 1}" if outline in tuple("01234") else "h6"
+            return tag, f"{label} " if words.strip() else None
         listed = bool(label or style.contents)
         return "div" if listed else "p", f"{label} " if label and words.strip() else None
 

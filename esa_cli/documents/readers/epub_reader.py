@@ -19,6 +19,7 @@ from esa_cli.documents.readers.text_builder import (
 from esa_cli.documents.readers.zip_parts import ZipDocument
 from esa_cli.errors import DocumentError
 
+_Contents = dict[str, dict[str, tuple[str, int]]]
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
@@ -74,13 +75,11 @@ def _resolve_link_in_book(book_folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(book_folder, unquote(href.partition("#")[0])))
 
 
-def _read_chapter_titles(
-    book: ZipDocument, toc_paths: Sequence[str]
-) -> dict[str, dict[str, tuple[str, int]]]:
+def _read_chapter_titles(book: ZipDocument, toc_paths: Sequence[str]) -> _Contents:
     """Returns chapter titles and levels by file and by the id of an element in the file ("" for
     its beginning), from the first table of contents that has entries."""
     for file in toc_paths:
-        chapters: dict[str, dict[str, tuple[str, int]]] = {}
+        chapters: _Contents = {}
         with suppress(Exception):  # a damaged table of contents: headings take its place
             for href, words, level in _iterate_table_of_contents(book.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())

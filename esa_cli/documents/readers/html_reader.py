@@ -32,17 +32,8 @@ _Attributes = Mapping[str, str | None]
 Chapters = Mapping[str, tuple[str, int]]
 _UNSEEN_STYLES = frozenset(("display:none", "visibility:hidden", "visibility:collapse"))
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_PARAGRAPHS = _HEADINGS.keys() | {
-    "p",
-    "pre",
-    "table",
-    "ul",
-    "ol",
-    "dl",
-    "blockquote",
-    "figure",
-    "hr",
-}
+_BLOCKS = ("p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr")
+_PARAGRAPHS = {*_HEADINGS, *_BLOCKS}
 _LINES = _PARAGRAPHS | {
     "address", "article", "aside", "body", "caption", "center", "dd", "details", "dialog", "div",
     "dt", "fieldset", "figcaption", "footer", "form", "header", "legend", "li", "main", "menu",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark
@@ -19,7 +18,6 @@ _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
 _FRONT_MATTER_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 _MAX_FRONT_MATTER = 1 << 16
 """The maximum length of a front matter, in characters; a longer one stays as it is."""
-_CITEKEYS = ("citekey", "citation-key", "citationkey")
 _LINKS = ("url", "link", "links", "uri", "source", "zotero")
 _LINK = re.compile(r"(?:https?|zotero)://\S+")
 _WIKI_LINK = re.compile(
@@ -30,28 +28,16 @@ _WIKI_LINK = re.compile(
 """Code, which stays as it is, or a link between notes."""
 
 
-class _FrontMatter(NamedTuple):
-    """The fields at the top of a note: `lines` to read in their place, of which the first is the
-    title, and the title with the citekey and the link of what the note is about."""
-
-    lines: list[str]
-    title: str | None
-    link: str | None
-
-
 def read_markdown(data: bytes, name: str) -> ExtractedText:
     """Reads Markdown; headings are chapters. Links between notes become their words. The front
     matter becomes a heading with the title and a table row, on as many lines as it had."""
     text, encoding = decode_text_with_lf(data, name)
     text = _WIKI_LINK.sub(_replace_wiki_link, text)
-    title = link = None
-    if (end := _find_end_of_front_matter(text)) and (
-        fields := _parse_fields(text[4 : end.start()])
-    ):
+    end, title, link = _find_end_of_front_matter(text), None, None
+    if end and (fields := _parse_fields(text[4 : end.start()])):
         before, after = text[: end.end() + 1], text[end.end() + 1 :]
-        lines, title, link = _format_front_matter(fields, after)
-        space = "\n" * (before.count("\n") - len(lines))
-        text = "".join(f"{line}\n" for line in lines) + space + after
+        head, title, link = _format_front_matter(fields, after)
+        text = head + "\n" * (before.count("\n") - head.count("\n")) + after
     marks = [*find_headings(text)]
     if title or link:
         marks = marks if marks and not marks[0].start else [Mark(0), *marks]
@@ -90,24 +76,22 @@ def _parse_fields(front_matter: str) -> dict[str, list[str]]:
     return out
 
 
-def _format_front_matter(fields: dict[str, list[str]], text_below: str) -> _FrontMatter:
-    """Returns what a note's front matter becomes; the heading of `text_below` is not repeated."""
+def _format_front_matter(
+    fields: dict[str, list[str]], text_below: str
+) -> tuple[str, str | None, str | None]:
+    """Returns the text of a front matter, with a heading unless `text_below` begins with it; the
+    title, with the citekey; and the link of what the note is about."""
 
-    def find_first(names: tuple[str, ...]) -> str | None:
-        return next((text for name in names for text in fields.get(name, ())), None)
-
-    title, citekey = find_first(("title",)), find_first(_CITEKEYS)
+    title, citekey = (next(iter(fields.get(name, ())), None) for name in ("title", "citekey"))
     links = [text for name in _LINKS for text in fields.get(name, ())]
     links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]
     below = next(find_headings(text_below), Mark(0)).chapter
-    lines = [f"# {title}"] if title and title != below else []
+    heading = f"# {title}\n\n" if title and title != below else ""
     row = "; ".join(
         f"{name}: {', '.join(texts)}" for name, texts in fields.items() if texts and name != "title"
     )
     shown = f"{title or ''} (@{citekey.lstrip('@')})".strip() if citekey else title
-    return _FrontMatter(
-        lines + [row] * bool(row), shown, next(filter(_LINK.fullmatch, links), None)
-    )
+    return heading + row, shown, next(filter(_LINK.fullmatch, links), None)
 
 
 def find_headings(markdown: str) -> Iterator[Mark]:

@@ -39,6 +39,7 @@ _BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: 
 _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
 _MAX_UNKNOWN = 0.3
 _NO_TITLE = re.compile(r"(?i)^(?:microsoft|untitled|powerpoint|slide \d)|\.\w{2,4}$")
+"""The title in the metadata of a PDF that a program has made up, as titles of one word may be."""
 _MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
 
@@ -102,14 +103,10 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    title = _clean_title(document.get_metadata_value("Title"))
-    return _join_page_texts(pages, _read_bookmark_titles(document), missing, title)
-
-
-def _clean_title(title: str) -> str | None:
-    """Returns the title in a PDF's metadata, or None if it is one word or made by a program."""
-    title = " ".join(replace_unprintable(title).split())
-    return None if " " not in title or _NO_TITLE.search(title) else title
+    title = " ".join(replace_unprintable(document.get_metadata_value("Title")).split())
+    has_title = " " in title and not _NO_TITLE.search(title)
+    bookmarks = _read_bookmark_titles(document)
+    return _join_page_texts(pages, bookmarks, missing, title if has_title else None)
 
 
 def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
