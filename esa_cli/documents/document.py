@@ -83,8 +83,7 @@ CELL = re.compile(r"[^:;|]+: ")
 
 
 class TextLocation(NamedTuple):
-    """The location of a character in a text: the line from 1, and the page and chapter, if any;
-    with the title and link of the document or item."""
+    """The location of a character in a text: the line from 1, and what the document's mark says."""
 
     page: int | None
     line: int

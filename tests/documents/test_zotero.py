@@ -50,13 +50,6 @@ def test_an_export_gives_the_title(tmp_path: Path, file: str) -> None:
     assert store(tmp_path, "storage/ABCD2345/Paper.pdf", make.pdf(["One"])).place(0).title is None
 
 
-def test_files_of_an_export_have_no_link(tmp_path: Path) -> None:
-    text = ENTRY.format(key="a", name="B", file="Full Text:files/12/Paper.pdf:application/pdf")
-    (tmp_path / "export.bib").write_text(text, "utf-8")
-    place = store(tmp_path, "files/12/note.txt", b"words").place(0)
-    assert (place.title, place.link) == ("BERT: Pre-training & B (@a)", None)
-
-
 @pytest.mark.parametrize("folder", ["storage/20240101", "storage/abcd2345", "store/ABCD2345", "."])
 def test_other_folders_are_no_folders_of_zotero(tmp_path: Path, folder: str) -> None:
     text = ENTRY.format(key="a", name="B", file=f"{folder}/a.txt")

@@ -93,8 +93,8 @@ def _parse_whole_number(text: str | None, default: int) -> int:
 
 
 class _ParagraphStyle(NamedTuple):
-    """Says whether a paragraph style of Word is for headings, lists or a table of contents; the
-    `outline` level of headings is from "0"."""
+    """Says whether a paragraph style of Word is for headings (`outline`, from "0"), lists or a
+    table of contents."""
 
     outline: str | None = None
     list: str | None = None

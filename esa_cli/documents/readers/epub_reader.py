@@ -85,8 +85,8 @@ def _read_chapter_titles(book: ZipDocument, toc_paths: Sequence[str]) -> _Conten
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
                     target = _resolve_link_in_book(posixpath.dirname(file), href)
-                    chapter = title, level
-                    chapters.setdefault(target, {}).setdefault(href.partition("#")[2], chapter)
+                    of_file = chapters.setdefault(target, {})
+                    of_file.setdefault(href.partition("#")[2], (title, level))
         if chapters:
             return chapters
     return {}

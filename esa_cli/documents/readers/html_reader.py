@@ -32,8 +32,8 @@ _Attributes = Mapping[str, str | None]
 Chapters = Mapping[str, tuple[str, int]]
 _UNSEEN_STYLES = frozenset(("display:none", "visibility:hidden", "visibility:collapse"))
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_BLOCKS = ("p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr")
-_PARAGRAPHS = {*_HEADINGS, *_BLOCKS}
+_BLOCKS = {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
+_PARAGRAPHS = _BLOCKS.union(_HEADINGS)
 _LINES = _PARAGRAPHS | {
     "address", "article", "aside", "body", "caption", "center", "dd", "details", "dialog", "div",
     "dt", "fieldset", "figcaption", "footer", "form", "header", "legend", "li", "main", "menu",
@@ -220,12 +220,12 @@ class _HtmlTextExtractor:
                 self._out.end_line()
 
     def _set_chapter_and_page(self, node: Any, tag: str, attributes: _Attributes) -> None:
-        out = self._out
+        out, words = self._out, _join_printable_words(node.text()) if tag in _HEADINGS else ""
         if self._chapters is not None:
             known = self._chapters.get(attributes.get("id") or "#")
             out.chapter, out.level = known or (out.chapter, out.level)
-        elif tag in _HEADINGS and not self._inside["h"] and _join_printable_words(node.text()):
-            out.chapter, out.level = _join_printable_words(node.text()), _HEADINGS[tag]
+        elif words and not self._inside["h"]:
+            out.chapter, out.level = words, _HEADINGS[tag]
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""

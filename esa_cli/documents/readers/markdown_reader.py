@@ -15,9 +15,7 @@ _HEADING_LINE = re.compile(
 )
 """A line that may be a heading, underline the one above it, or fence code."""
 _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
-_FRONT_MATTER_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
-_MAX_FRONT_MATTER = 1 << 16
-"""The maximum length of a front matter, in characters; a longer one stays as it is."""
+_FRONT_MATTER = re.compile(r"(?ms)---\n(.{0,65536}?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 _LINKS = ("url", "link", "links", "uri", "source", "zotero")
 _LINK = re.compile(r"(?:https?|zotero)://\S+")
 _WIKI_LINK = re.compile(
@@ -33,11 +31,10 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
     matter becomes a heading with the title and a table row, on as many lines as it had."""
     text, encoding = decode_text_with_lf(data, name)
     text = _WIKI_LINK.sub(_replace_wiki_link, text)
-    end, title, link = _find_end_of_front_matter(text), None, None
-    if end and (fields := _parse_fields(text[4 : end.start()])):
-        before, after = text[: end.end() + 1], text[end.end() + 1 :]
-        head, title, link = _format_front_matter(fields, after)
-        text = head + "\n" * (before.count("\n") - head.count("\n")) + after
+    front, title, link = _FRONT_MATTER.match(text), None, None
+    if front and (fields := _parse_fields(front[1])):
+        head, title, link = _format_front_matter(fields, text[front.end() :])
+        text = head + "\n" * (front[0].count("\n") - head.count("\n")) + text[front.end() :]
     marks = [*find_headings(text)]
     if title or link:
         marks = marks if marks and not marks[0].start else [Mark(0), *marks]
@@ -53,17 +50,11 @@ def _replace_wiki_link(found: re.Match[str]) -> str:
     return found["target"] if found["embeds"] else found["alias"] or found["target"].rstrip("\\")
 
 
-def _find_end_of_front_matter(markdown: str) -> re.Match[str] | None:
-    return _FRONT_MATTER_END.search(markdown, 4) if markdown.startswith("---\n") else None
-
-
 def _parse_fields(front_matter: str) -> dict[str, list[str]]:
     """Returns the texts of each field by the field's name in small letters; nothing if the front
-    matter is no YAML, or is too long. Fields of fields are left out."""
+    matter is no YAML. Fields of fields are left out."""
     import yaml
 
-    if len(front_matter) > _MAX_FRONT_MATTER:
-        return {}
     try:
         fields = yaml.load(front_matter, yaml.BaseLoader)  # whose values are all texts
     except (yaml.YAMLError, RecursionError, ValueError):
@@ -71,8 +62,8 @@ def _parse_fields(front_matter: str) -> dict[str, list[str]]:
     out = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
-        texts = [" ".join(one.split()) for one in values if isinstance(one, str)]
-        out[str(name).casefold()] = [text for text in texts if text]
+        texts = (" ".join(one.split()) for one in values if isinstance(one, str))
+        out[str(name).casefold()] = [*filter(None, texts)]
     return out
 
 
@@ -81,7 +72,6 @@ def _format_front_matter(
 ) -> tuple[str, str | None, str | None]:
     """Returns the text of a front matter, with a heading unless `text_below` begins with it; the
     title, with the citekey; and the link of what the note is about."""
-
     title, citekey = (next(iter(fields.get(name, ())), None) for name in ("title", "citekey"))
     links = [text for name in _LINKS for text in fields.get(name, ())]
     links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]
@@ -96,8 +86,8 @@ def _format_front_matter(
 
 def find_headings(markdown: str) -> Iterator[Mark]:
     """Yields every heading of a Markdown text, with its words and level."""
-    settings = _find_end_of_front_matter(markdown)
-    fence, after = "", settings.end() + 1 if settings else 0
+    settings = _FRONT_MATTER.match(markdown)
+    fence, after = "", settings.end() if settings else 0
     for found in _HEADING_LINE.finditer(markdown, after):
         if fence:
             line = found[0].strip()

@@ -104,9 +104,8 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
     title = " ".join(replace_unprintable(document.get_metadata_value("Title")).split())
-    has_title = " " in title and not _NO_TITLE.search(title)
-    bookmarks = _read_bookmark_titles(document)
-    return _join_page_texts(pages, bookmarks, missing, title if has_title else None)
+    known = title if " " in title and not _NO_TITLE.search(title) else None
+    return _join_page_texts(pages, _read_bookmark_titles(document), missing, known)
 
 
 def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:

@@ -22,8 +22,7 @@ class Mark(NamedTuple):
 
     Args:
         level: the chapter's level from 1; chapters contain those of higher levels. None: unknown.
-        title, link: of the document, or of the item in a collection that the document belongs to.
-    """
+        title, link: of the document, or of the item in a collection."""
 
     start: int
     page: int | None = None
@@ -47,9 +46,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    Callers set `page`, `chapter` and the chapter's `level` before the first text of a page or
-    chapter. `left_out` counts omitted pictures, charts and other contents by their name in the
-    plural."""
+    Callers set `page`, `chapter` and `level` before the first text of a page or chapter. `left_out`
+    counts omitted pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
 
-PLACE = ("page", "line", "chapter", "title", "link")
-"""The JSON fields that say where a passage is."""
+_PLACE = ("page", "line", "chapter", "title", "link")
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Passage:
 
     Args:
         document, source: the document's name and path. page, line: of the beginning, from 1.
-        title, link: of the document or item, if the document tells them.
+        title, link: of the document, or of the item in a collection.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         quote: characters [start, end) of the document that answer best.
@@ -48,10 +47,8 @@ class Passage:
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
         """Returns characters [start, end) of a document as a passage, with `other_fields` set."""
         at = document.place(start)
-        return cls(
-            document.name, document.source, at.page, at.line, at.chapter, start, end,
-            document.text[start:end], title=at.title, link=at.link, **other_fields,
-        )  # fmt: skip
+        given = {"start": start, "end": end, "text": document.text[start:end], **other_fields}
+        return cls(document.name, document.source, **at._asdict(), **given)
 
     def describe_place(self) -> str:
         """Describes where the passage is: the document, and what helps a person to find the passage
@@ -82,12 +79,12 @@ class Passage:
 
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""
-        names = ("document", "source", *PLACE, "start", "end", "text")
+        names = ("document", "source", *_PLACE, "start", "end", "text")
         probability = None if self.probability is None else round(self.probability, 4)
         scores = {"score": round(self.score, 3), "probability": probability}
         return {name: getattr(self, name) for name in names} | scores
 
     def as_evidence(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage on which an answer rests."""
-        names = ("document", *PLACE, "start", "end", "text", "weight")
+        names = ("document", *_PLACE, "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}
