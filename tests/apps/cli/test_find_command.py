@@ -163,5 +163,8 @@ def test_a_note_has_its_title_and_link_also_from_the_library(run: Esa) -> None:
     for source in ("gate.md", "--library"):
         found = run("find", source, WORDS, "--json").data["passages"][0]
         assert (found["title"], found["link"], found["chapter"]) == ("On gates", link, "On gates")
+    for places in (("library", "one.tar"), ("one.tar", "other")):
+        done = run("library", "copy", *places)
+        assert done.code == 0, done.err
     aliases = run("find", "gate.md", "portals", "--all", "--json").data["passages"]
     assert any("aliases: Portals;" in one["text"] for one in aliases)
