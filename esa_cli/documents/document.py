@@ -147,9 +147,8 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         raise _make_document_size_error(path, len(data), limit)
     extracted = readers.extract_text(data, path)
     text, missing = extracted.text, extracted.missing
-    marks = name_zotero_item(path, extracted.marks)
-    name, size = Path(path).name or path, len(data)
-    return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)
+    name, marks = Path(path).name or path, name_zotero_item(path, extracted.marks)
+    return Document(name, text, source, extracted.encoding, len(data), marks, missing, stamp)
 
 
 @dataclass(frozen=True)

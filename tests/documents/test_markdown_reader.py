@@ -85,6 +85,10 @@ def test_what_is_no_front_matter_stays(text: str) -> None:
     assert [mark for mark in found.marks if mark.title] == []
 
 
+def test_fields_without_values_leave_empty_lines() -> None:
+    assert read("---\ntags:\naliases: []\n---\nx\n").text == "\n\n\n\nx\n"
+
+
 def test_wiki_links_are_their_words() -> None:
     before = "The [[Voltage|voltage]] of a [[Resistor]], [[a\\|b]] |, ![[plot.png|300]], [[A#B]]\n"
     kept = (

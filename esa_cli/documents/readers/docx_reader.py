@@ -93,10 +93,9 @@ def _parse_whole_number(text: str | None, default: int) -> int:
 
 
 class _ParagraphStyle(NamedTuple):
-    """Says whether a paragraph style of Word is for headings (`outline`, from "0"), lists or a
-    table of contents."""
+    """Says whether a paragraph style of Word is for headings, lists or a table of contents."""
 
-    outline: str | None = None
+    outline: str | None = None  # the level of headings from "0", or "9"
     list: str | None = None
     level: str | None = None
     contents: bool = False

@@ -97,9 +97,8 @@ def _iterate_table_of_contents(contents_root: Any) -> Iterator[tuple[str, Any, i
     for nav in contents_root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")
         for link in nav.iterfind(".//{*}a") if "toc" in kind.split() else ():
-            yield link.get("href", ""), link, sum(1 for _ in link.iterancestors("{*}ol"))
+            yield link.get("href", ""), link, len([*link.iterancestors("{*}ol")])
     for point in contents_root.iterfind(".//{*}navPoint"):
         content, words = point.find("{*}content"), point.find("{*}navLabel")
         if content is not None and words is not None:
-            level = 1 + sum(1 for _ in point.iterancestors("{*}navPoint"))
-            yield content.get("src", ""), words, level
+            yield content.get("src", ""), words, 1 + len([*point.iterancestors("{*}navPoint")])

@@ -31,9 +31,8 @@ _SKIPPED = frozenset(
 _Attributes = Mapping[str, str | None]
 Chapters = Mapping[str, tuple[str, int]]
 _UNSEEN_STYLES = frozenset(("display:none", "visibility:hidden", "visibility:collapse"))
-_HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_BLOCKS = {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
-_PARAGRAPHS = _BLOCKS.union(_HEADINGS)
+_HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
+_PARAGRAPHS = _HEADINGS | {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
 _LINES = _PARAGRAPHS | {
     "address", "article", "aside", "body", "caption", "center", "dd", "details", "dialog", "div",
     "dt", "fieldset", "figcaption", "footer", "form", "header", "legend", "li", "main", "menu",
@@ -225,7 +224,7 @@ class _HtmlTextExtractor:
             known = self._chapters.get(attributes.get("id") or "#")
             out.chapter, out.level = known or (out.chapter, out.level)
         elif words and not self._inside["h"]:
-            out.chapter, out.level = words, _HEADINGS[tag]
+            out.chapter, out.level = words, int(tag[1])
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""

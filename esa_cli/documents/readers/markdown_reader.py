@@ -33,7 +33,7 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
     text = _WIKI_LINK.sub(_replace_wiki_link, text)
     front, title, link = _FRONT_MATTER.match(text), None, None
     if front and (fields := _parse_fields(front[1])):
-        head, title, link = _format_front_matter(fields, text[front.end() :])
+        head, title, link = _format_fields(fields, text[front.end() :])
         text = head + "\n" * (front[0].count("\n") - head.count("\n")) + text[front.end() :]
     marks = [*find_headings(text)]
     if title or link:
@@ -62,24 +62,21 @@ def _parse_fields(front_matter: str) -> dict[str, list[str]]:
     out = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
-        texts = (" ".join(one.split()) for one in values if isinstance(one, str))
+        texts = [" ".join(one.split()) for one in values if isinstance(one, str)]
         out[str(name).casefold()] = [*filter(None, texts)]
     return out
 
 
-def _format_front_matter(
-    fields: dict[str, list[str]], text_below: str
-) -> tuple[str, str | None, str | None]:
-    """Returns the text of a front matter, with a heading unless `text_below` begins with it; the
-    title, with the citekey; and the link of what the note is about."""
+def _format_fields(fields: dict[str, list[str]], below: str) -> tuple[str, str | None, str | None]:
+    """Returns the text for a front matter, with a heading unless the text `below` begins with it;
+    the title, with the citekey; and the link of what the note is about."""
     title, citekey = (next(iter(fields.get(name, ())), None) for name in ("title", "citekey"))
     links = [text for name in _LINKS for text in fields.get(name, ())]
     links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]
-    below = next(find_headings(text_below), Mark(0)).chapter
-    heading = f"# {title}\n\n" if title and title != below else ""
-    row = "; ".join(
-        f"{name}: {', '.join(texts)}" for name, texts in fields.items() if texts and name != "title"
-    )
+    is_below = title == next(find_headings(below), Mark(0)).chapter
+    heading = f"# {title}\n\n" if title and not is_below else ""
+    cells = [(name, ", ".join(texts)) for name, texts in fields.items() if texts]
+    row = "; ".join(f"{name}: {cell}" for name, cell in cells if name != "title")
     shown = f"{title or ''} (@{citekey.lstrip('@')})".strip() if citekey else title
     return heading + row, shown, next(filter(_LINK.fullmatch, links), None)
 

@@ -18,11 +18,8 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """Says to which page and chapter the text belongs from character `start` on.
-
-    Args:
-        level: the chapter's level from 1; chapters contain those of higher levels. None: unknown.
-        title, link: of the document, or of the item in a collection."""
+    """Says to which page and chapter the text belongs from character `start` on, the level of
+    the chapter (1 is the highest), and the title and link of the document or item."""
 
     start: int
     page: int | None = None

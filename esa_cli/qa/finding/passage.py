@@ -73,8 +73,8 @@ class Passage:
 
     def list_names(self) -> list[str]:
         """Returns the title of the passage's document, the chapter, and the link, if there are."""
-        title, chapter = self.title or "", self.chapter or ""
-        names = title, "" if title.startswith(chapter) else chapter, self.link or ""
+        is_titled = self.title and self.title.startswith(self.chapter or "")
+        names = self.title, None if is_titled else self.chapter, self.link
         return [name for name in names if name]
 
     def as_found(self) -> dict[str, Any]:
