@@ -252,7 +252,7 @@ def print_passages_with_marked_words(passages: Sequence[Passage], question: str)
     console = terminal.make_rich_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.make_printable_line(passage.chapter)] if passage.chapter else []
+        details += map(terminal.make_printable_line, passage.list_names())
         probability = f"probability {passage.probability or 0.0:.2f}"
         details += [f"characters {passage.start}-{passage.end}", probability]
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"

@@ -26,9 +26,9 @@ const several = (number, noun) => `${Number(number).toLocaleString("en")} ${noun
 // Returns a part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
 const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
-function placeOf({ page, line, chapter }) {
+function placeOf({ page, line, chapter, title, link }) {
   const parts = [page === null ? "" : `page ${page.toLocaleString("en")}`, `line ${line.toLocaleString("en")}`];
-  return [...parts, safeName(chapter || "")].filter(Boolean).join(" · ");
+  return [...parts, ...[title, chapter, link].map((name) => safeName(name || ""))].filter(Boolean).join(" · ");
 }
 
 const TOKEN = "esa-token";
