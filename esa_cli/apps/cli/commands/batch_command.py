@@ -106,9 +106,9 @@ def batch(
                 progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
                     answer_batch_questions(
-                        esa, asked, answers, asking, limit=end,
-                        progress=lambda: progress(next(numbers), end - before),
-                        warn=lambda text: reporter.warn(f"esa: {text}"),
+                        esa, asked[:end], answers, asking,
+                        lambda: progress(next(numbers), end - before),
+                        lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
         reporter.clear_spinner()
         seconds = time.monotonic() - started
@@ -248,15 +248,12 @@ def _compute_file_digest(path: str) -> str:
         return ""
 
 
-QuestionGroup = list[tuple[int, BatchQuestion]]
-"""Questions about the same documents, each with its index in the questions file."""
-
-
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
-) -> list[QuestionGroup]:
-    """Groups questions by their documents, and drops those whose index `is_wanted` rejects."""
-    by_documents: dict[InputFiles, QuestionGroup] = {}
+) -> list[list[tuple[int, BatchQuestion]]]:
+    """Groups questions and their indices by their documents, without those whose index `is_wanted`
+    rejects."""
+    by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
             by_documents.setdefault(question.files, []).append((index, question))
@@ -296,60 +293,40 @@ def answer_batch_questions(
     questions: Sequence[BatchQuestion],
     answers: AnswersFile,
     ask_arguments: Mapping[str, Any],
-    *,
-    limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers the first `limit` questions, except those with a row in the answers file. Calls
-    `progress` after each answer, and `warn` for each file that cannot be read. Raises
-    ResourceError, DocumentError: the answers cannot be written."""
-    end = len(questions) if limit is None else limit
-
-    def add_answer_row(question_index: int, row: dict[str, Any]) -> None:
-        answers.add_row(question_index, row)
-        progress()
-
-    open_documents = OpenDocumentCache(esa)
-    for group in group_questions_by_documents(
-        questions, lambda index: index < end and not answers.has_row(index)
-    ):
-        _answer_question_group(esa, group, open_documents, ask_arguments, add_answer_row, warn)
-
-
-def _answer_question_group(
-    esa: Esa,
-    group: QuestionGroup,
-    open_documents: OpenDocumentCache,
-    ask_arguments: Mapping[str, Any],
-    add_answer_row: Callable[[int, dict[str, Any]], None],
-    warn: Callable[[str], None],
-) -> None:
-    files, refusal = group[0][1].files, None
-    books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
-    open_documents.needed = files.paths
-    try:
-        gathered = gather_documents(files, open_documents.read_document).remove_repeated_texts()
-        left_out = gathered.left_out
-        books = [open_documents.open_document(document) for document in gathered.documents]
-        for file in left_out[len(files.left_out) :]:
-            warn(file.message)
-    except EsaError as error:
-        refusal = error
-    for index, question in group:
-        names = list(question.documents)
-        row = {"id": question.id, "question": question.question, "documents": names}
+    """Answers the questions without a row in the answers file. Calls `progress` after each answer,
+    and `warn` for each file that cannot be read. Raises ResourceError, DocumentError: the answers
+    cannot be written."""
+    cache = OpenDocumentCache(esa)
+    for group in group_questions_by_documents(questions, lambda index: not answers.has_row(index)):
+        files, refusal = group[0][1].files, None
+        books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
+        cache.needed = files.paths
         try:
-            if question.fault:
-                raise DocumentError(f"line {question.line}: {question.fault}")
-            if refusal is not None:
-                raise refusal
-            reply = esa.ask(question.question, books, **ask_arguments)
-            lists = {
-                "missing": describe_unextracted_parts(books),
-                "left_out": [file.to_dict() for file in left_out],
-            }
-            row |= reply.to_json() | {name: value for name, value in lists.items() if value}
+            gathered = gather_documents(files, cache.read_document).remove_repeated_texts()
+            left_out = gathered.left_out
+            books = [cache.open_document(document) for document in gathered.documents]
+            for file in left_out[len(files.left_out) :]:
+                warn(file.message)
         except EsaError as error:
-            row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
-        add_answer_row(index, {**row, "key": question.key})
+            refusal = error
+        lists = {
+            "missing": describe_unextracted_parts(books),
+            "left_out": [file.to_dict() for file in left_out],
+        }
+        for index, question in group:
+            names = list(question.documents)
+            row = {"id": question.id, "question": question.question, "documents": names}
+            try:
+                if question.fault:
+                    raise DocumentError(f"line {question.line}: {question.fault}")
+                if refusal is not None:
+                    raise refusal
+                reply = esa.ask(question.question, books, **ask_arguments)
+                row |= reply.to_json() | {name: value for name, value in lists.items() if value}
+            except EsaError as error:
+                row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
+            answers.add_row(index, {**row, "key": question.key})
+            progress()
