@@ -1,4 +1,4 @@
-"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON, --answer."""
+"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_that_nothing_was_found_is_said_once(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnswerCombination, "get_certainty", lambda *given: "nothing")
-    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
+    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--set", "answer.form=span"]
     result = esa(*ask)
     assert result.out == f"{NOT_TOLD}\n"
     assert NOT_FOUND not in result.err

@@ -53,7 +53,6 @@ def test_the_token(start: Start) -> None:
         ({"Origin": "https://evil.org"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:3000"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
-        ({"Host": "localhost", "Origin": "http://LOCALHOST:80"}, 200),
         ({"Host": "localhost", "Origin": "https://localhost"}, 200),
         ({"Host": "localhost:8000", "Origin": "http://localhost:80000"}, 403),
     ],

@@ -70,18 +70,10 @@ class AskCommandOptions(options.DocumentSearchOptions):
         option("--report FILE", "Write an HTML page with the documents and the answer's passages."),
     ] = None
     method: options.Method = None
-    form: Annotated[
-        Literal["auto", "span"] | None,
-        option(
-            "--answer auto|span",
-            "Whether questions that ask for more, such as a summary, get a quotation (span), too.",
-        ),
-    ] = None
     thorough: Annotated[
         bool,
         option("--thorough", "Read 32 passages, not 12: slower; finds more, mostly for --reader."),
     ] = False
-
     verbose: options.Verbose = False
 
     def choose_passage_count(self) -> int:
@@ -158,7 +150,7 @@ class AskCommandRun:
 
         opts, reporter = self.opts, self.reporter
         files, library = find_files(document_names), Library()
-        chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
+        chosen = reader_options.load_preset(model, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None

@@ -21,7 +21,7 @@ import typer
 
 from esa_cli.apps.cli.options import completion, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.errors import UsageError
+from esa_cli.errors import NOT_FOUND, UsageError
 from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.progress import WorkShard
 
@@ -251,30 +251,17 @@ class AnswerModelOptions:
         return ReaderChoice.parse(address, model, timeout)
 
     def load_preset(
-        self,
-        model: ModelOptions,
-        method: str | None = None,
-        *,
-        answer_form: str | None = None,
-        later_method: str | None = None,
+        self, model: ModelOptions, method: str | None = None, *, later_method: str | None = None
     ) -> LoadedPreset:
-        """Loads the preset of `model` with the settings of --reader and of --answer, `answer_form`;
-        `later_method` is applied when the documents are known.
-
-        Raises UsageError: an option needs passages, but answers come from the KV cache."""
+        """Loads the preset of `model` with the settings of --reader; `later_method` is applied when
+        the documents are known. Raises UsageError: the answers of --reader need passages, but
+        answers come from the KV cache."""
         address = self.split_address_and_model()[0]
-        settings = [] if answer_form is None else [f"answer.form={json.dumps(answer_form)}"]
-        if address is not None:
-            settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
+        settings = [f"answer.reader={json.dumps(address)}", "answer.from=text"] if address else []
         chosen = model.load_preset(method, settings)
-        name = f"--answer {answer_form}" if answer_form else f"--reader {self.reader}"
-        if answer_form is not None and chosen.answer.reader is not None:
-            hint = "either leave out --answer, or leave out --model and --reader"
-            wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
-            raise UsageError(wrong, hint)
-        if (answer_form or self.reader) and (later_method or chosen.answer.source == "rows"):
+        if self.reader and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
-            wrong = f"{name} needs answers from passages, but {way} answers from the KV cache"
+            wrong = f"--reader needs answers from passages, but {way} answers from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         return chosen
 
@@ -390,12 +377,12 @@ def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def ask_to_confirm_removal(removed_thing: str, removed_names: str, is_confirmed: bool) -> None:
-    """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
-    UsageError: there is no terminal. typer.Exit: the user says no."""
+def ask_to_confirm(action: str, question: str, is_confirmed: bool) -> None:
+    """Asks a question on the terminal before an action, unless `is_confirmed`. Raises UsageError:
+    there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {removed_thing} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {removed_names}?", err=True):
-        raise typer.Exit(1)
+        raise UsageError(f"{action} must be confirmed", "add --yes")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(NOT_FOUND)
