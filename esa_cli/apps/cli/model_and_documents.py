@@ -203,21 +203,20 @@ class DocumentOpener:
         self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 
-    def set_opening_functions(
+    def open_documents(
         self,
+        question: str,
         named_books: Sequence[Book],
         open_stored_document: Callable[[LibraryEntry], Book],
         open_file: Callable[[str], Book] | None,
-    ) -> None:
-        """Sets the named documents, and the functions that open candidate documents."""
-        self._books, self._open_stored_document = list(named_books), open_stored_document
-        self._open_file = open_file
+        *,
+        all_that_match: bool = False,
+    ) -> list[Book]:
+        """Returns the named documents, and opens the candidate documents that fit a question best
+        or, with `all_that_match`, all candidate documents that contain a word of the question.
+        Raises UsageError: no document can be used."""
+        self._open_stored_document, self._open_file = open_stored_document, open_file
         self._reporter.is_brief = bool(self._candidates)
-
-    def open_documents(self, question: str, *, all_that_match: bool = False) -> list[Book]:
-        """Opens the named documents, and the candidate documents that fit a question best or, with
-        `all_that_match`, all candidate documents that contain a word of the question. Raises
-        UsageError: no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -234,7 +233,7 @@ class DocumentOpener:
             book = self._open_candidate_document(candidates[digest])
             books += [] if book is None else [book]
             skipped += book is None
-        if not books and not self._books:
+        if not books and not named_books:
             wrong = "none of the documents can be used with this preset"
             raise UsageError(wrong, "run `esa ingest` with this preset")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
@@ -247,7 +246,7 @@ class DocumentOpener:
             self._reporter.warn_document_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
-        return drop_duplicate_books([*self._books, *books])
+        return drop_duplicate_books([*named_books, *books])
 
     def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate document from the library or its file; returns None after an error."""

@@ -86,9 +86,8 @@ def ask(
     arguments: Arguments = None,
     *,
     opts: AskCommandOptions,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
 ) -> None:
     """Answer a question about documents of any length.
 
@@ -111,7 +110,7 @@ def ask(
         generation = generation_options.make_esa_ask_arguments()
         run = AskCommandRun(question, talk, opts, generation, reporter)
         stack.callback(run.log_answer)
-        run.open_model_and_documents(talk.documents, model, reader_options, stack)
+        run.open_model_and_documents(talk.documents, model, stack)
         run.answer_question()
 
 
@@ -134,11 +133,7 @@ class AskCommandRun:
     last_reply: Reply | None = None
 
     def open_model_and_documents(
-        self,
-        document_names: Sequence[str],
-        model: options.ModelOptions,
-        reader_options: options.AnswerModelOptions,
-        stack: ExitStack,
+        self, document_names: Sequence[str], model: options.AnswerModelOptions, stack: ExitStack
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
@@ -150,13 +145,13 @@ class AskCommandRun:
 
         opts, reporter = self.opts, self.reporter
         files, library = find_files(document_names), Library()
-        chosen = reader_options.load_preset(model, later_method=opts.method)
+        chosen = model.load_preset(later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := find_model_folder(chosen.model)) is not None:
             begin_loading_standalone_tokenizer(folder)
-        reader = reader_options.choose_model()
+        reader = model.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = DocumentOpener(
             files, library, reporter, stack, limit=limit, in_library=opts.library, keep=opts.keep
@@ -189,9 +184,8 @@ class AskCommandRun:
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
         open_file = None if needs_kv_cache else open_book
-        self.documents.set_opening_functions(books, esa.stored, open_file)
-        questions = [*(turn.question for turn in self.talk.turns[-1:]), self.question]
-        self.books = self.documents.open_documents("\n".join(questions))
+        searched = "\n".join([*(turn.question for turn in self.talk.turns[-1:]), self.question])
+        self.books = self.documents.open_documents(searched, books, esa.stored, open_file)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:

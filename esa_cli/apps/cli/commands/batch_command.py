@@ -69,9 +69,8 @@ def batch(
     method: options.Method = None,
     *,
     shards: options.QuestionShardOptions,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -82,14 +81,14 @@ def batch(
     from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.qa.opening import choose_answer_source
 
-    chosen = reader_options.load_preset(model, method)
+    chosen = model.load_preset(method)
     asking = {**generation_options.make_esa_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_model(), shards.check_files_and_parse_shard(out)
+    reader, shard = model.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **reader_options.make_cache_key_fields(), "preset": settings}
+        answer_settings = {**asking, **model.make_cache_key_fields(), "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:

@@ -61,9 +61,8 @@ def chat(
     method: options.Method = None,
     top: Top = None,
     *,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -77,8 +76,8 @@ def chat(
     if "-" in documents:
         wrong = "standard input (-) has the questions, and cannot be a document"
         raise UsageError(wrong, SAVE_INPUT)
-    chosen = reader_options.load_preset(model, method)
-    reader, shown = (reader_options.choose_model(), answer_output.choose_passage_count(top, quiet))
+    chosen = model.load_preset(method)
+    reader, shown = (model.choose_reader(), answer_output.choose_passage_count(top, quiet))
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Reporter(quiet, verbose) as reporter:
         reporter.hold_warnings()

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli.commands.serve_command import (
-    Allow,
-    check_allowed_folders,
-    check_mcp_sdk_version,
-)
+from esa_cli.apps.cli.commands.serve_command import Allow, check_mcp_sdk_version
 from esa_cli.apps.cli.mcp_clients import CLIENTS, install_server_entry
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
@@ -42,8 +38,7 @@ def mcp(
     context: typer.Context,
     allow: Allow = None,
     yes: Annotated[bool, option("--yes -y", "Write the entry without asking.")] = False,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
+    model: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).
@@ -54,8 +49,7 @@ def mcp(
         print((files("esa_cli.apps.server") / "SKILL.md").read_text("utf-8"), end="")
         return
     check_mcp_sdk_version()
-    check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
+    chosen, reader = model.load_preset(), model.choose_reader()
     if action:
         if len(action) != 2 or action[0] != "install" or action[1] not in CLIENTS:
             wrong = f"`esa mcp` has no action {' '.join(action)}"

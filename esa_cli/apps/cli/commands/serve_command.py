@@ -30,15 +30,12 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 Allow = Annotated[
-    list[Path] | None, option("--allow DIR", "Let clients name files in this folder. Repeatable.")
-]
-
-
-def check_allowed_folders(folders: Sequence[Path]) -> None:
-    """Raises UsageError if a path of --allow is not a folder."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"--allow must be a folder, got {folder}", "name an existing folder")
+    list[Path] | None,
+    option(
+        "--allow DIR", "Let clients name files in this folder. Repeatable.",
+        exists=True, file_okay=False,
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,8 @@ class ServeCommandOptions:
             )  # fmt: skip
 
     def check_access_options(self) -> None:
-        """Raises UsageError if --allow is not a folder, if the token is not one word, or if there
-        is no token although other machines can connect."""
-        check_allowed_folders(self.allow or ())
+        """Raises UsageError if the token is not one word, or if there is no token although other
+        machines can connect."""
         token = self.token
         if token is None:
             if not is_loopback_host(self.host):
@@ -119,8 +115,7 @@ def serve(
     ] = None,
     *,
     opts: ServeCommandOptions,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
+    model: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a web page for questions, and an API like OpenAI's.
@@ -134,7 +129,7 @@ def serve(
     check_serve_options(opts)
     from esa_cli.apps.server import server_app
 
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
+    chosen, reader = model.load_preset(), model.choose_reader()
     server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents

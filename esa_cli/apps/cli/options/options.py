@@ -210,8 +210,8 @@ class AnswerGenerationOptions:
 
 
 @dataclass(frozen=True)
-class AnswerModelOptions:
-    """The option --reader, which replaces the model that writes the answers."""
+class AnswerModelOptions(ModelOptions):
+    """The options of `ModelOptions`, and --reader, which replaces the model that writes answers."""
 
     reader: Annotated[
         str | None,
@@ -234,7 +234,7 @@ class AnswerModelOptions:
         """Returns the server's model in --reader, as a field of the key of stored answers."""
         return {} if self.reader is None else {"reader_model": self.split_address_and_model()[1]}
 
-    def choose_model(self) -> ReaderChoice | None:
+    def choose_reader(self) -> ReaderChoice | None:
         """Returns the model that --reader names, without loading the model; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
         address, model = self.split_address_and_model()
@@ -251,14 +251,17 @@ class AnswerModelOptions:
         return ReaderChoice.parse(address, model, timeout)
 
     def load_preset(
-        self, model: ModelOptions, method: str | None = None, *, later_method: str | None = None
+        self,
+        method: str | None = None,
+        settings: Sequence[str] = (),
+        later_method: str | None = None,
     ) -> LoadedPreset:
-        """Loads the preset of `model` with the settings of --reader; `later_method` is applied when
-        the documents are known. Raises UsageError: the answers of --reader need passages, but
-        answers come from the KV cache."""
-        address = self.split_address_and_model()[0]
-        settings = [f"answer.reader={json.dumps(address)}", "answer.from=text"] if address else []
-        chosen = model.load_preset(method, settings)
+        """Loads the preset with the settings of --reader, too; `later_method` is applied when the
+        documents are known. Raises UsageError: the answers of --reader need passages, but answers
+        come from the KV cache."""
+        if (address := self.split_address_and_model()[0]) is not None:
+            settings = [*settings, f"answer.reader={json.dumps(address)}", "answer.from=text"]
+        chosen = super().load_preset(method, settings)
         if self.reader and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
             wrong = f"--reader needs answers from passages, but {way} answers from the KV cache"
@@ -273,16 +276,17 @@ class QuestionShardOptions:
     shard: Shard = None
     join: Annotated[
         list[Path] | None,
-        option("--join FILE", "Add the rows that another shard wrote to its --out. Repeatable."),
+        option(
+            "--join FILE",
+            "Add the rows that another shard wrote to its --out. Repeatable.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None
 
     def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
-        """Checks --join and the output file, and returns the shard of --shard. Raises
-        UsageError: --shard is not K/N, or one of the files is wrong."""
-        for path in self.join or ():
-            if not path.is_file():
-                hint = "name a file that another shard wrote with --out"
-                raise UsageError(f"--join must be a file, got {path}", hint)
+        """Checks the output file, and returns the shard of --shard. Raises UsageError: --shard is
+        not K/N, or the file is wrong."""
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
