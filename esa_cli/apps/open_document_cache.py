@@ -2,8 +2,7 @@
 
 Files with the same text share one opened document, a `Book`. A file that has changed is read
 again. If memory is short, the least recently used documents are closed, but not those that the
-current question needs.
-"""
+current question needs."""
 
 from __future__ import annotations
 

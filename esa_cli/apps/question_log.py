@@ -1,8 +1,7 @@
 """The log of the questions that a user has asked, with their answers: an SQLite file of this user.
 
 `ESA_LOG` is another path of the file, or `off`. A conversation is a chain of rows, each of which
-has the number of the row `before` it.
-"""
+has the number of the row `before` it."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ command line, documents that clients have sent, files in the allowed folders, an
 library. A name such as `library:*` stands for a whole group of them.
 
 Symbolic links are resolved before a path is checked, so neither `..` nor a link leads out of an
-allowed folder. The error for a refused path does not reveal whether a file exists there.
-"""
+allowed folder. The error for a refused path does not reveal whether a file exists there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A server of the Model Context Protocol (MCP), whose tools find, ask and ingest documents.
 
 The server is built on the low-level `Server` of the protocol's SDK, because the SDK's `MCPServer`
-ignores unknown arguments.
-"""
+ignores unknown arguments."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Without a token the server accepts only connections from this machine, and refus
 foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
 of a request tell whether a foreign web page has sent the request.
 
-The package sse-starlette is not used, as it cuts off streams half a second after a signal.
-"""
+The package sse-starlette is not used, as it cuts off streams half a second after a signal."""
 
 from __future__ import annotations
 

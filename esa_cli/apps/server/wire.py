@@ -1,8 +1,7 @@
 """Reads and writes the JSON of OpenAI's chat completions: requests, answers and errors.
 
 Unknown parameters of a request are ignored, as in other servers with OpenAI's API. Parameters of
-OpenAI's API that would change the answer but are not supported are refused.
-"""
+OpenAI's API that would change the answer but are not supported are refused."""
 
 from __future__ import annotations
 

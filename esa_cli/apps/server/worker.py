@@ -1,7 +1,6 @@
 """Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
-A running job that is cancelled ends when it next reports progress or sends text of its answer.
-"""
+A running job that is cancelled ends when it next reports progress or sends text of its answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The command `esa ask`, which answers a question about documents.
 
-Errors that can be found without the model are reported before the model is loaded.
-"""
+Errors that can be found without the model are reported before the model is loaded."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 
 The field `documents` names files, folders and patterns, relative to the folder of the questions
 file. A question without `documents` is asked about the documents of the command line. Questions
-about the same documents are asked together.
-"""
+about the same documents are asked together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
-`esa find` loads the model only if a document has a token index, and otherwise uses BM25 alone.
-"""
+`esa find` loads the model only if a document has a token index, and otherwise uses BM25 alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The options that several commands share, alone or in groups.
 
 A group of options is a dataclass, whose annotated fields `make_typer_command` turns into options of
-a command.
-"""
+a command."""
 
 from __future__ import annotations
 
