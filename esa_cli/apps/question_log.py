@@ -82,11 +82,8 @@ def list_logged_questions(path: Path, count: int = -1) -> list[LoggedQuestion]:
 
 
 class LoggedConversation:
-    """A conversation about some documents, whose turns are appended to the user's log, if any.
-
-    Args:
-        documents: names of documents as in the command. library: whether it is asked, too.
-        earlier: the earlier turns with which the conversation goes on, oldest first."""
+    """A conversation about documents (their names as in the command) and maybe the library, which
+    goes on from `earlier` turns, oldest first. Turns are appended to the user's log, if any."""
 
     def __init__(
         self,

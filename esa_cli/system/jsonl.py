@@ -75,8 +75,7 @@ class ResultsFile(JsonLinesFile):
         fixed_fields: fields of the header that must not change when a file is continued.
         key_fields: the fields that identify a row; every row has all of these fields.
         describe_invalid_row: returns what is wrong with a row, or "" if nothing is wrong.
-        other_shards: results files of other shards, whose rows are added, except rows whose key is
-            known, and written when this file is opened. They must have the same settings."""
+        other_shards: results files of other shards, whose rows are added to this file."""
 
     def __init__(
         self,
@@ -158,10 +157,7 @@ class AnswersFile(JsonLinesFile):
     question the row answers. Rows are written as answers arrive, and sorted in the order of the
     questions when the file is closed or opened again. A "key" may be `Q.D`, where Q stands for a
     question and D for its documents; a row whose question now has other documents is removed.
-
-    Args:
-        row_keys: the "key" and "id" of the row of each question, in the order of the questions.
-        retry_failed: whether to remove the rows that have an "error"."""
+    `row_keys` are "key" and "id" for each question; `retry_failed` removes rows with an "error"."""
 
     path: Path
 

@@ -115,13 +115,11 @@ def open_model(
     """A context manager that loads the model of a preset, and closes the model at the end.
 
     Args:
-        keep: whether documents are stored in the library. None means that only token indexes are
-            stored, which are small and take long to make.
+        keep: whether documents are stored in the library; None: only their token indexes are.
         kv_dtype: precision of stored KV caches, `int8` or `native`.
-        reader: the model that writes the answers; None means the reader of the preset.
+        reader: the model that writes the answers; None: the reader of the preset.
 
-    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
-    ReaderError: the reader's server cannot be used."""
+    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored."""
     if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
@@ -320,12 +318,9 @@ class DocumentOpener:
 
 
 class LazyPassageFinder:
-    """Finds passages in documents, and loads the model only if a document has a token index or must
-    be ingested; until then passages are found with BM25 alone.
-
-    Args:
-        preset: a preset from `make_preset_for_finding`.
-        ingests_new: whether a document without a token index is ingested before the search."""
+    """Finds passages with BM25 alone, until a document has a token index or must be ingested, and
+    the model is loaded. The preset is one from `make_preset_for_finding`; with `ingests_new`
+    documents without a token index are ingested before the search."""
 
     def __init__(
         self,
@@ -367,8 +362,7 @@ class LazyPassageFinder:
     def find_passages(
         self, question: str, books: list[Book], max_count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the passages that fit a question best, with at least a minimum
-        probability."""
+        """Returns the passages that fit a question best, of at least a minimum probability."""
         if self.is_loaded:
             return self._lazily_loaded_esa.find_passages(question, books, max_count, minimum)
         ranged = add_token_ranges(books)

@@ -310,12 +310,8 @@ def encode_json(data: Any) -> bytes:
 
 
 class StoppedText:
-    """The text of an answer up to the first stop sequence; sends pieces of the text on.
-
-    A piece that may be the beginning of a stop sequence waits until the next piece decides.
-
-    Args:
-        sequences: stop sequences, none of them empty; none at all: the whole answer is sent."""
+    """The text of an answer up to the first stop sequence, none of which is empty; sends pieces of
+    the text on. What may be the beginning of a stop sequence waits until the next piece decides."""
 
     def __init__(self, sequences: Sequence[str], send_text: Callable[[str], None]) -> None:
         self._sequences, self._send = sequences, send_text

@@ -49,8 +49,7 @@ class WorkerJob:
             self.send_event(("reading", (done_tokens, all_tokens)))
 
     def send_answer_text(self, answer_piece: str) -> None:
-        """Sends an event with the next piece of the answer, unless the piece is empty. Raises
-        JobCancelledError."""
+        """Sends the next piece of the answer, unless it is empty. Raises JobCancelledError."""
         self.raise_if_cancelled()
         if answer_piece:
             self.send_event(("text", answer_piece))
@@ -96,8 +95,7 @@ class JobThread:
 
     @contextlib.contextmanager
     def queue_job_with_events(self, compute_result: JobFunction) -> Iterator[asyncio.Queue[Event]]:
-        """A context manager that queues a job, yields a queue with the job's events, and on exit
-        cancels the job. Raises JobQueueFullError."""
+        """Queues a job, yields its events, and at the end cancels it. Raises JobQueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 

@@ -3,8 +3,7 @@
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
 The field `documents` names files, folders and patterns, relative to the folder of the questions
-file. A question without `documents` is asked about the documents of the command line. Questions
-about the same documents are asked together."""
+file. Questions about the same documents are asked together."""
 
 from __future__ import annotations
 
@@ -149,8 +148,8 @@ def _load_batch_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A question of the questions file. The field `key` joins two digests, one of the question with
-    its settings, and one of its documents."""
+    """A question of the questions file; `key` joins digests of question and settings, and of the
+    documents, and `fault` says why the question cannot be asked, or is empty."""
 
     line: int
     id: Any
@@ -159,7 +158,6 @@ class BatchQuestion:
     files: InputFiles
     key: str
     fault: str = ""
-    """Why the question cannot be asked; the empty text if it can be asked."""
 
 
 def read_questions_file(
@@ -249,8 +247,7 @@ def _compute_file_digest(path: str) -> str:
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[list[tuple[int, BatchQuestion]]]:
-    """Groups questions and their indices by their documents, without those whose index `is_wanted`
-    rejects."""
+    """Groups questions by their documents, each with its index, which `is_wanted` must accept."""
     by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
@@ -294,9 +291,8 @@ def answer_batch_questions(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers the questions without a row in the answers file. Calls `progress` after each answer,
-    and `warn` for each file that cannot be read. Raises ResourceError, DocumentError: the answers
-    cannot be written."""
+    """Answers the questions without a row in the answers file; `warn` is called for each file that
+    cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
     cache = OpenDocumentCache(esa)
     for group in group_questions_by_documents(questions, lambda index: not answers.has_row(index)):
         files, refusal = group[0][1].files, None

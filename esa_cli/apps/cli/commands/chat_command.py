@@ -110,8 +110,8 @@ class AnswerStoppedError(Exception):
 
 
 class DocumentChat:
-    """Answers questions, with earlier questions and answers as their history, and runs commands.
-    If it is `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
+    """Answers questions with the earlier ones as their history, and runs slash commands. If it is
+    `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
 
     def __init__(
         self,

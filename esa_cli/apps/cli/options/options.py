@@ -130,10 +130,8 @@ class ModelOptions:
     def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line, which
         override `settings` (texts KEY=VALUE), and with another method if `method` is not None.
-
-        Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
-        UsageError: there is no such method, the method needs the length of the documents, or
-        --finder is given although no passages are searched."""
+        Raises PluginError, PresetError, ModelError. UsageError: the method is unknown or needs the
+        length of the documents, or --finder is given although no passages are searched."""
         load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
         from esa_cli.qa.presets.preset import load_preset, replace_finder

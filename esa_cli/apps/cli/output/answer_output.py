@@ -60,13 +60,9 @@ def print_answer_and_passages(
     is_printed: bool = False,
     asked: str = "The documents",
 ) -> None:
-    """Prints an answer, at most one line of notes on a terminal, and the passages. An uncertain
-    answer comes after the passages, whose marked words it repeats.
-
-    Args:
-        notes: sentences about the answer, most important first.
-        is_printed: whether the answer was printed while it was generated.
-        asked: the documents whose words are known, as the subject of a sentence."""
+    """Prints an answer, unless it `is_printed` already, `notes`, the most important first, on a
+    terminal in one line, and the passages. An uncertain answer comes after the passages, whose
+    marked words it repeats. `asked` is the subject of a sentence about the documents' words."""
     if reply.answered_from == "section":  # its text names the places
         passage_count = 0
     passages = choose_passages(reply, passage_count)
