@@ -138,13 +138,10 @@ class LayerMemory:
 
     def crop(self, negative_count: int) -> None:
         """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
-        self.free_fetched_keys_and_values()
+        self.fetched = None
         for state in self.states.values():
             state.crop(max(0, len(self.store) + negative_count))
         self.store.crop(negative_count)  # last: `len` shows whether the crop was interrupted
-
-    def free_fetched_keys_and_values(self) -> None:
-        self.fetched = None
 
 
 @dataclass

@@ -58,11 +58,6 @@ class Projection(ABC):
     def keys(self, k: Tensor) -> Tensor:
         """Projects folded keys (n, F) to fewer dimensions (n, R)."""
 
-    def get_projection_of_key(self, key_index: int) -> Projection:
-        """Returns the projection of the cached key at an index, since each of several concatenated
-        documents has its own projection."""
-        return self
-
 
 class KVStore(Protocol):
     """The unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
@@ -268,11 +263,8 @@ class Step:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
                 yield at - self.low, q @ concat_key_heads(keys).float().T
             return
-        known: Projection | None = None
+        reduced = self.projection.queries(q)
         for at, features in self.store.get_reduced_blocks(self.low, self.high, block):
-            here = self.projection.get_projection_of_key(at)
-            if here is not known:  # another document's
-                known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 

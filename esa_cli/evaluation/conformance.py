@@ -83,7 +83,7 @@ def describe_check_failure(error: BaseException) -> str:
 
 
 def check(
-    kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded_width: int = 32
+    kind: str, name: str, options: Mapping[str, Any] | None = None
 ) -> list[PluginCheckResult]:
     """Checks a plugin's class, such as a selector, or a method if the kind is `method`, until a
     check fails. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
@@ -95,7 +95,7 @@ def check(
     checks = check_method_settings(name)
     if kind in SUITES:
         registry.find_registered_class(kind, name)
-        checks = check_class(kind, name, options or {}, folded_width)
+        checks = check_class(kind, name, options or {})
     findings: list[PluginCheckResult] = []
     try:
         for check_name in checks:
@@ -120,8 +120,7 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginChec
     return {pair: check(*pair) for pair in pairs}
 
 
-def check_class(kind: str, name: str, options: Mapping[str, Any], folded_width: int) -> Checks:
-    """Makes an object of a plugin's class, and runs all checks for the kind, such as `selector`."""
+def check_class(kind: str, name: str, options: Mapping[str, Any]) -> Checks:
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.find_registered_class(kind, name)
     base, suite = SUITES[kind]
@@ -129,7 +128,7 @@ def check_class(kind: str, name: str, options: Mapping[str, Any], folded_width: 
     _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures_with_case(f"check({kind!r}, {name!r}, options)"):
         part = registry.build_method_part(kind, {**options, "name": name})
-    yield from suite(part, folded_width) if suite is check_compressor else suite(part)
+    yield from suite(part)
 
 
 BUDGET = 16
@@ -196,9 +195,7 @@ def check_selector(selector: parts.Selector) -> Checks:
     if selector.surveys:
         step = make_step()
         selector.select(step, BUDGET)
-        _require_type_and_minimum(
-            "the result of survey_complete", selector.survey_complete(step), bool
-        )
+        _require_type_and_minimum("survey_complete()", selector.survey_complete(step), bool)
         for turn in (step.query.selector, selector.new_turn_state()):
             selector.start_turn_after_survey(turn)
     yield "valid results on random steps"
@@ -240,11 +237,11 @@ def check_score(score: parts.Score) -> Checks:
     _require(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
 
 
-def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
-    """Checks the projections of a compressor that is fitted to random queries and keys."""
+def check_compressor(compressor: parts.Compressor) -> Checks:
+    """Checks the projections of a compressor that is fitted to random queries and keys (n, 32)."""
 
     def make_random_matrix(row_count: int, seed: int) -> Tensor:
-        return torch.randn(row_count, folded_width, generator=torch.Generator().manual_seed(seed))
+        return torch.randn(row_count, 32, generator=torch.Generator().manual_seed(seed))
 
     def fit_to_random_tokens(max_tokens: int) -> Any:
         moments, twin = parts.Moments(), parts.Moments()
@@ -273,8 +270,7 @@ def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
 
 
 def _check_projection_results(projection: Any, equal_projection: Any, q: Tensor, k: Tensor) -> None:
-    """Fails if a projection reduces queries or keys to invalid tensors, differs from an equal
-    projection, or reduces a key differently when the key is alone."""
+    """Fails if a projection is invalid, differs from an equal one, or mixes the keys of tokens."""
     given = q.clone(), k.clone()
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
@@ -407,9 +403,7 @@ def make_step(
     has_text: bool = True,
 ) -> Step:  # fmt: skip
     """Makes a `Step` with random queries, keys and values, which are equal for equal arguments.
-
-    Args:
-        observe: a selector's method that is called for every chunk before the step's chunk."""
+    `observe`, a selector's method, is called for every chunk before the step's chunk."""
     start = initial + middle + local
     store = MemoryKVStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
@@ -475,7 +469,6 @@ def make_step_for_observe(step: Step) -> Step:
 
 
 def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
-    """Returns a copy of a `Step` for another chunk."""
     local = min(step.local, chunk_start)
     high = chunk_start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)

@@ -1,9 +1,8 @@
 """Computes scores of public benchmarks, from 0 to 1, as the benchmarks' official code does.
 
-The benchmarks' official code is LongBench's `metrics.py` and `eval.py`, RULER's
+That code is LongBench's `metrics.py` and `eval.py`, RULER's
 `eval/synthetic/constants.py`, InfiniteBench's `src/compute_scores.py`, InfLLM's
-`infinitebench_eval.py`, Counting-Stars' `viz.ipynb`, and NeedleBench's evaluators in OpenCompass.
-"""
+`infinitebench_eval.py`, Counting-Stars' `viz.ipynb` and NeedleBench's evaluators in OpenCompass."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
 def import_benchmark_library(module_name: str) -> Any:
-    """Imports a module of the optional dependencies `esa-cli[bench]`. Raises UsageError: the module
-    is not installed."""
+    """Imports a module of the extra `bench`. Raises UsageError: the module is missing."""
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
@@ -40,8 +38,7 @@ def import_benchmark_library(module_name: str) -> Any:
 
 
 def compute_qa_f1(output: str, gold: str) -> float:
-    """Returns the F1 of the output's and the right answer's words, in lower case and without
-    punctuation and articles."""
+    """Returns the F1 of both texts' words, in lower case, without punctuation and articles."""
     plain = (text.lower().translate(_PUNCTUATION) for text in (output, gold))
     return compute_word_bag_f1(*(_ARTICLE.sub(" ", text).split() for text in plain))
 
@@ -65,7 +62,6 @@ def compute_share_of_right_numbers(output: str, gold: str) -> float:
 
 
 def compute_share_of_right_paragraph_numbers(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal the right paragraph's number."""
     number = re.search(r"Paragraph (\d+)", gold)
     return compute_share_of_right_numbers(output, number[1]) if number else 0.0
 
@@ -84,8 +80,7 @@ def score_named_classes(output: str, gold: str, classes: Sequence[str]) -> float
 
 
 def compute_code_similarity(output: str, gold: str) -> float:
-    """Returns the similarity of the output's first line of code to the reference line, as
-    computed by the package `fuzzywuzzy` without python-Levenshtein."""
+    """Returns the similarity of the first line of code to the right one, as `fuzzywuzzy` does."""
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
@@ -98,11 +93,6 @@ def compute_rouge_l(output: str, gold: str) -> float:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
         return 0.0
-
-
-def cut_to_first_line(output: str) -> str:
-    """Returns the first line of a model's output that is not empty."""
-    return output.lstrip("\n").split("\n")[0]
 
 
 def compute_share_of_found_answers(output: str, answers: Sequence[str]) -> float:
@@ -129,7 +119,6 @@ def score_contained_gold_word(output: str, gold: str) -> float:
 
 
 def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
-    """Replaces each punctuation mark by a space, and each run of spaces by one space."""
     for mark in marks:
         text = text.replace(mark, " ")
     return re.sub(" +", " ", text)
@@ -137,16 +126,11 @@ def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
 
 def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
     """Returns the rest of the text after the first phrase that the text contains, or None."""
-    for phrase in phrases:
-        _, separator, rest = text.partition(phrase)
-        if separator:
-            return rest
-    return None
+    return next((text.partition(phrase)[2] for phrase in phrases if phrase in text), None)
 
 
 def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
-    """Returns 1 if the output of a multiple-choice task starts with a right option's letter, or
-    names a right option's text or letter as the answer."""
+    """Returns 1 if the output begins with a right option's letter, or names it as the answer."""
     text = output.strip()
     if not text:
         return 0.0
@@ -163,11 +147,8 @@ def score_multiple_choice_output(output: str, answers: Sequence[str]) -> float:
 
 
 def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
-    """Scores the output of InfiniteBench's task Code.Debug by InfLLM's rule, which guesses a random
-    option if the output names none.
-
-    Args:
-        answers: the name and the option letter of the function with the bug."""
+    """Scores an output for Code.Debug by InfLLM's rule, which guesses if no option is named.
+    `answers` are the name and the option letter of the function with the bug."""
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
@@ -185,8 +166,7 @@ def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
 
 
 def parse_star_counts(output: str, max_counts: int) -> set[int]:
-    """Returns the numbers in the JSON list that an output of Counting-Stars has after
-    `"little_penguin":`, even if the list is not closed."""
+    """Returns the numbers in the JSON list after `"little_penguin":`, even if it is cut off."""
     match = _STARS.search(output)
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:max_counts]} if match else set()
 
@@ -194,12 +174,9 @@ def parse_star_counts(output: str, max_counts: int) -> set[int]:
 def score_star_counts(
     output: str, answers: Sequence[str], mistaken_counts: Sequence[int] | None
 ) -> float:
-    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars.
-
-    Args:
-        mistaken_counts: None in the searching task, in which a listed right count scores 1. In the
-            reasoning task a right count scores 1 if only the right number is listed, 0.5 if the
-            mistaken number is listed, too, and 0.25 if only the mistaken number is listed."""
+    """Returns the mean score, over all right counts of stars, of an output of Counting-Stars. A
+    listed count scores 1; in the reasoning task, which has mistaken counts, 0.5 if the mistaken
+    number is listed, too. A mistaken number alone scores 0.25."""
     right = [int(answer) for answer in answers]
     listed = parse_star_counts(output, len(right))
     if mistaken_counts is None:

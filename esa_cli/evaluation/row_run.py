@@ -34,8 +34,7 @@ class DocumentQuestions:
 
 
 def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> bool:
-    """Says whether the result file already has a row for a question. Raises UsageError: the row
-    belongs to another document or to other settings."""
+    """Says whether a question has a result row. Raises UsageError: the row has other settings."""
     row = journal.find_row_with_same_key(question_fields)
     if row is None:
         return False
@@ -56,16 +55,9 @@ def ask_unanswered_questions(
     Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
     """Asks the questions that have no row in the result file, and appends a row for each answer.
-    Returns False if the deadline passed before all questions were asked.
-
-    Args:
-        deadline: a time of `time.monotonic`, after which no further question is asked.
-        on_result_row: a function that is called with each new row.
-        on_left_out: a function that is called with each question that is too long; without the
-            function, such a question ends the run with a LengthError.
-
-    Raises:
-        UsageError: a row of the journal belongs to another document or to other settings."""
+    Returns False if the deadline, a time of `time.monotonic`, passed before all were asked. Raises
+    UsageError, as `has_result_row`. LengthError: a question is too long, unless `on_left_out` is
+    given, which is then called with the question."""
 
     def is_past_deadline() -> bool:
         return deadline is not None and time.monotonic() >= deadline

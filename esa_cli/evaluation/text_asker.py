@@ -54,6 +54,5 @@ class TextAnswerer:
         return time.perf_counter() - started
 
     def ask(self, question: str) -> Reply:
-        """Answers a question; the reply's evidence is all passages that the model read. Raises
-        LengthError, UsageError, as `check_question_length`."""
+        """Answers a question; all passages read are evidence. Raises LengthError, UsageError."""
         return self._esa.ask(question, [self.book], evidence=sys.maxsize)

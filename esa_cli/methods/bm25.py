@@ -32,10 +32,7 @@ from esa_cli.system.text import (
 
 
 class TokenWindowIndex:
-    """An index of the content words in each window of tokens of a text.
-
-    Args:
-        pieces: the text of each token. window: tokens of a window, even."""
+    """An index of the content words in each window of `window` tokens, with the texts `pieces`."""
 
     def __init__(self, pieces: Sequence[str], window: int) -> None:
         self._tokens, self._half = len(pieces), window // 2
@@ -69,14 +66,9 @@ class TokenWindowIndex:
 @dataclass(frozen=True)
 class Bm25Score(Score):
     """A score that gives each token the highest BM25 score of a window with the token for the
-    question's words, or 0 if the text is unknown.
+    question's words, or 0 if the text is unknown. Selectors that sum layers use layer 0 alone."""
 
-    Args:
-        window: tokens of a window, even.
-        layers: the layers that score, which are the `first` for selectors that sum the layers, and
-            `all` for other selectors."""
-
-    window: int = 64
+    window: int = 64  # tokens, an even number
     layers: Literal["first", "all"] = "first"
 
     def __post_init__(self) -> None:

@@ -63,29 +63,21 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
 
 @dataclass
 class SummedLayerScores:
-    """Scores (M,) of the middle tokens, summed over the layers up to `layer`.
+    """Scores (M,) of the middle tokens, summed over the layers up to `layer`."""
 
-    Args:
-        start, low: absolute positions of the first token of the chunk and of the middle tokens.
-        chosen: absolute positions that were selected by the scores, or None."""
-
-    start: int
     layer: int
-    low: int
+    low: int  # the absolute position of the first middle token
     scores: Tensor
-    chosen: Tensor | None = None
+    chosen: Tensor | None = None  # absolute positions that were selected by the scores
 
 
 @dataclass
 class LayerScoresState:
-    """The layer scores of one question and its answer, which a `LayerSumSelector` sums.
+    """The layer scores of one question and its answer, which a `LayerSumSelector` sums."""
 
-    Args:
-        layer_scores: by the start of a chunk, since all chunks pass a layer before the next layer.
-        surveyed: the scores of the question's first pass, by which the second pass selects."""
-
+    # By the start of a chunk, since all chunks pass a layer before the next layer.
     layer_scores: dict[int, SummedLayerScores] = field(default_factory=dict)
-    surveyed: SummedLayerScores | None = None
+    surveyed: SummedLayerScores | None = None  # of the first pass, by which the second selects
 
 
 @dataclass(frozen=True)
@@ -134,7 +126,7 @@ class LayerSumSelector(Selector):
         total = torch.where(scores.isneginf(), worst, scores.nan_to_num())
         if before is not None:
             total = before.scores + total
-        layer_scores[step.start] = SummedLayerScores(step.start, step.layer, step.low, total)
+        layer_scores[step.start] = SummedLayerScores(step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
@@ -220,8 +212,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
 class FusedConsensusSelector(LayerConsensusSelector):
-    """Selects windows by the sum of two standardised scores, which are the preset's score summed
-    over layers, and `weight` times the score named `second`."""
+    """Selects windows by the standardised sum over layers, plus `weight` times `second`."""
 
     second: str = "bm25"
     weight: float = 1.0

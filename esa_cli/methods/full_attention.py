@@ -28,15 +28,12 @@ from esa_cli.methods.registry import OWN_SCORE, PresetSizes, Settings, recipe, r
 ROOM = 256
 """Number of tokens for the prompt, the question and the answer."""
 TOLERANCE = 0.01
-"""The largest relative error of a frequency of the series b^(-2i/D). Rounding to bfloat16 makes
-errors of 0.004, and the scalings in use make far larger ones."""
+"""The largest relative error of a frequency b^(-2i/D); bfloat16 has 0.004, scalings far more."""
 
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
 class AllTokensSelector(Selector):
-    """Selects all middle tokens, whatever the budget."""
-
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle
 
@@ -50,8 +47,6 @@ class AllTokensSelector(Selector):
 )  # fmt: skip
 @dataclass(frozen=True)
 class NoTokensSelector(Selector):
-    """Selects no middle token."""
-
     def select(self, step: Step, budget: int) -> Tensor:
         return torch.arange(0, device=step.queries.device)
 

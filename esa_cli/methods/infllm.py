@@ -78,8 +78,7 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Removes the tokens from position `length` on and, if known, the attention that other
-        tokens received from the removed tokens."""
+        """Removes tokens and, if known, the attention that others received from them."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False

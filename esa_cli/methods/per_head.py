@@ -34,11 +34,8 @@ TOKENS_AT_ONCE = 4096
 def select_for_each_head(
     compute_blocks: Callable[[], Blocks], queries: Tensor, candidate_count: int, budget: int
 ) -> list[Tensor]:
-    """Returns, for each head, the ascending indices (budget,) of the best tokens or pages.
-
-    Args:
-        compute_blocks: yields the logits (H, C, n) of the queries (H, C, D), twice if too many to
-            cache."""
+    """Returns, for each head, the ascending indices (budget,) of the best tokens or pages, whose
+    logits (H, C, n) `compute_blocks` yields, twice if they are too many to cache."""
     heads, chunk, _ = queries.shape
     if chunk == 1:
         parts = [block[:, 0] for _, block in compute_blocks()]
@@ -60,9 +57,8 @@ def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int)
 
 @dataclass
 class KeyBlockCache(LayerState):
-    """A cache of numbers that were computed from the keys of each whole block of `size` tokens.
-
-    A block's numbers are valid until the block or one of the next `lookahead` tokens is cropped."""
+    """A cache of numbers that were computed from the keys of each whole block of `size` tokens,
+    valid until the block or one of the next `lookahead` tokens is cropped."""
 
     low: int = 0
     size: int = 0
@@ -77,8 +73,7 @@ class KeyBlockCache(LayerState):
         self, step: Step, block_size: int, block_width: int,
         compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Computes the numbers of the middle tokens' whole blocks that are not cached yet, and
-        returns the numbers of all whole blocks."""
+        """Returns the numbers of the middle tokens' whole blocks, computing what is not cached."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
             rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)
@@ -94,14 +89,10 @@ class KeyBlockCache(LayerState):
 @register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
 class QuestSelector(Selector):
-    """Selects whole pages of tokens for each query head; a budget below one page selects nothing.
+    """Selects whole pages of tokens for each query head, none by a budget below one page."""
 
-    Args:
-        page: tokens in a page. dense_layers: number of first layers with full attention; the
-            original has 2, and at least 3 pages."""
-
-    page: int = 16
-    dense_layers: int = 0
+    page: int = 16  # tokens
+    dense_layers: int = 0  # number of first layers with full attention; the original has 2
 
     def __post_init__(self) -> None:
         require_at_least(1, page=self.page)
@@ -114,8 +105,7 @@ class QuestSelector(Selector):
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
-        one tensor if all middle tokens are selected."""
+        """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
@@ -163,27 +153,19 @@ def find_page_extremes(keys: Tensor, page_size: int) -> Tensor:
     return both.transpose(0, 1).flatten(1)
 
 
-@dataclass(frozen=True)
-class PrincipalDirections:
-    """Principal directions (G, D, r) of the keys of the tokens [low, upto)."""
-
-    low: int
-    upto: int
-    basis: Tensor
-
-
 @dataclass
 class LokiLayerState(LayerState):
     """The principal directions of a layer's keys, and the keys projected on these directions."""
 
-    settings: tuple[int, int] | None = None
-    directions: PrincipalDirections | None = None
+    settings: tuple[int, int, int] | None = None  # r, `fit_tokens` and the fit's first position
+    upto: int = 0  # the position after the last token of the fit
+    directions: Tensor | None = None  # (G, D, r)
     keys: KeyBlockCache = field(default_factory=KeyBlockCache)
 
     def crop(self, length: int) -> None:
         self.keys.crop(length)
-        if self.directions is not None and length < self.directions.upto:
-            self.directions = None
+        if length < self.upto:
+            self.directions, self.upto = None, 0
 
 
 def find_principal_directions(keys: Tensor, rank: int) -> Tensor:
@@ -197,16 +179,11 @@ def find_principal_directions(keys: Tensor, rank: int) -> Tensor:
 @register("selector", "loki", about="tokens for each head, in the keys' main directions")
 @dataclass(frozen=True)
 class LokiSelector(Selector):
-    """Selects the best middle tokens of each query head by keys reduced to `rank` dimensions.
+    """Selects the best middle tokens of each query head by keys reduced to `rank` dimensions."""
 
-    Args:
-        rank: r; None stands for a quarter of D.
-        fit_tokens: the largest number of middle tokens on which the directions are fitted.
-        rotate: whether scores are the logits of attention at the far distance."""
-
-    rank: int | None = None
-    fit_tokens: int = 2048
-    rotate: bool = True
+    rank: int | None = None  # r; None stands for a quarter of D
+    fit_tokens: int = 2048  # the largest number of middle tokens on which directions are fitted
+    rotate: bool = True  # whether scores are the logits of attention at the far distance
 
     def __post_init__(self) -> None:
         require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
@@ -215,8 +192,7 @@ class LokiSelector(Selector):
         return LokiLayerState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns the offsets (K,) of the selected middle tokens: for each query head in a list, or
-        one tensor if all middle tokens are selected."""
+        """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._fit_principal_directions(step)
@@ -235,19 +211,18 @@ class LokiSelector(Selector):
         state: LokiLayerState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
-        settings, directions = (rank, self.fit_tokens), state.directions
-        if directions is None or state.settings != settings or directions.low != step.low:
-            upto = min(step.low + self.fit_tokens, step.high)
-            keys = step.store.span(step.low, upto)[0]
-            directions = PrincipalDirections(step.low, upto, find_principal_directions(keys, rank))
-            state.settings, state.directions, state.keys = settings, directions, KeyBlockCache()
-        return directions.basis
+        settings = rank, self.fit_tokens, step.low
+        if state.directions is None or state.settings != settings:
+            state.upto = min(step.low + self.fit_tokens, step.high)
+            keys = step.store.span(step.low, state.upto)[0]
+            state.directions = find_principal_directions(keys, rank)
+            state.settings, state.keys = settings, KeyBlockCache()
+        return state.directions
 
     def _compute_reduced_logits(
         self, step: Step, directions: Tensor, projected_keys: GrowingRowMatrix
     ) -> Blocks:
-        """Yields the logits of projected keys in blocks: the offset of a block's first token among
-        the M middle tokens, and the block's logits (H, C, n)."""
+        """Yields pairs of a block's offset into M and logits (H, C, n) of projected keys."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale

@@ -53,8 +53,8 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         hint = "check the path of the plugin file, or make one with `esa plugins new`"
         raise PluginError(f"no plugin file {path}", hint)
     key = str(path.resolve())
-    if list_entries_of_module(key):
-        return list_entries_of_module(key)
+    if registered := list_entries_of_module(key):
+        return registered
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -126,14 +126,13 @@ class @class@(Selector):
 
 
 def fill_plugin_template(name: str) -> str:
-    """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
-    name has invalid characters, or is the name of another selector."""
+    """Returns the source of a plugin file with a selector. Raises PluginError."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         hint = f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all"
         raise PluginError(f"{name!r} cannot name a method", hint)
-    if name in registry.list_class_names("selector"):
-        origin = registry.find_origin_file("selector", name)
-        problem = f"a selector {name!r} already exists, from {origin}"
+    selectors = registry.PARTS["selector"]
+    if name in selectors:
+        problem = f"a selector {name!r} already exists, from {selectors.find_module(name)}"
         raise PluginError(problem, "choose another name")
     words = [word for word in re.split(r"[-_]", name) if word]
     class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")

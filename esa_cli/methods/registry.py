@@ -31,18 +31,13 @@ T = TypeVar("T", bound=type)
 
 
 class RegisteredClass(NamedTuple):
-    """A registered class of selectors, scores, compressors or position encodings.
-
-    Args:
-        about: by default the first line of the class's docstring.
-        source, cost: by default those of the recipe of the same name, or of the first recipe in the
-            same file; cost per step, in the letters of docs/plugins.md."""
+    """A registered class of selectors, scores, compressors or position encodings."""
 
     kind: str
     name: str
-    about: str
-    source: str
-    cost: str
+    about: str  # by default the first line of the class's docstring
+    source: str  # by default, as `cost`, of the recipe of the same name, or the file's first one
+    cost: str  # per step, in the letters of docs/plugins.md
     cls: type
 
     def make_dict_without_class(self) -> dict[str, str]:
@@ -78,28 +73,17 @@ def register(
 
 
 def _refuse_reserved_method_name(name: str) -> None:
-    """Raises PluginError if a method's name has another meaning in comparisons."""
     if name in RESERVED:
         message = f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}"
         hint = f"choose another name; in comparisons {name!r} means {RESERVED[name]}"
         raise PluginError(message, hint)
 
 
-def list_class_names(kind: str) -> list[str]:
-    """Returns the sorted names of all registered classes of a kind, such as `selector`."""
-    return sorted(PARTS[kind])
-
-
-def find_origin_file(kind: str, name: str) -> str:
-    """Returns the module or plugin file that registered the class `name` of a kind."""
-    return PARTS[kind].find_module(name)
-
-
 def list_registered_classes() -> list[RegisteredClass]:
     """Returns all registered classes, sorted by kind and name, with their sources and costs."""
     found = []
-    for part in (PARTS[kind][name] for kind in KINDS for name in list_class_names(kind)):
-        where = find_origin_file(part.kind, part.name)
+    for part in (PARTS[kind][name] for kind in KINDS for name in sorted(PARTS[kind])):
+        where = PARTS[part.kind].find_module(part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -112,7 +96,7 @@ def list_registered_classes() -> list[RegisteredClass]:
 def find_registered_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, list_class_names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, PARTS[kind]))
     return PARTS[kind][name].cls
 
 
@@ -126,7 +110,7 @@ def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
     name = fields.pop("name", None)
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_class_names(kind))}")
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(sorted(PARTS[kind]))}")
     cls = find_registered_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
@@ -154,17 +138,12 @@ def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class PresetSizes(NamedTuple):
-    """Window sizes, lengths and position encoding from which a method's settings are computed.
+    """Window sizes, lengths and position encoding from which a method's settings are computed."""
 
-    Args:
-        window: the token budget. context: number of tokens in the model's trained window.
-        position: the preset's position encoding.
-        length: number of tokens in the document; 0 if it is unknown."""
-
-    window: Window
-    context: int
-    position: Mapping[str, Any]
-    length: int = 0
+    window: Window  # the token budget
+    context: int  # number of tokens in the model's trained window
+    position: Mapping[str, Any]  # the preset's position encoding
+    length: int = 0  # number of tokens in the document; 0 if it is unknown
 
     @property
     def stretch(self) -> float:
@@ -189,20 +168,15 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class MethodRecipe:
-    """A method by name, with a function `settings` that returns the method's settings for a preset.
-
-    Args:
-        about, source: a line about the method, and its paper.
-        cost: per step, in the letters of docs/plugins.md.
-        full: whether attention is full. origin: the module or plugin file of the recipe."""
+    """A method by name, with a function that returns the method's settings for a preset."""
 
     name: str
     about: str
-    source: str
-    cost: str
+    source: str  # the paper
+    cost: str  # per step, in the letters of docs/plugins.md
     settings: Settings
-    full: bool
-    origin: str
+    full: bool  # whether attention is full
+    origin: str  # the module or plugin file
 
 
 RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
@@ -211,8 +185,7 @@ RECIPES: PluginRegistry[MethodRecipe] = PluginRegistry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Returns a decorator that registers a function as a method, whose settings the function
-    returns. Raises PluginError: the name is taken or reserved."""
+    """Returns a decorator of a function that returns a method's settings. Raises PluginError."""
     _refuse_reserved_method_name(name)
 
     def register_settings_function(settings: Settings) -> Settings:
@@ -225,16 +198,14 @@ def recipe(
 
 
 def list_methods() -> list[MethodRecipe]:
-    """Returns every registered method, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
 def find_method(name: str) -> MethodRecipe:
-    """Returns the method of this name, or a method that only sets the selector of this name. Raises
-    UsageError: no recipe or selector has this name."""
+    """Returns a method, or one that only sets the selector of this name. Raises UsageError."""
     if name in RECIPES:
         return RECIPES[name]
-    selectors = list_class_names("selector")
+    selectors = PARTS["selector"]
     if name not in selectors:
         hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
@@ -242,7 +213,7 @@ def find_method(name: str) -> MethodRecipe:
     def build_method_settings(preset: PresetSizes) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
-    about, where = "the preset's settings with this selector", find_origin_file("selector", name)
+    about, where = "the preset's settings with this selector", selectors.find_module(name)
     return MethodRecipe(name, about, where, "", build_method_settings, False, where)
 
 
@@ -252,9 +223,8 @@ _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def hash_plugin_sources(method: Method) -> dict[str, str]:
-    """Returns hashes of the plugin files that a method's classes come from, by kind of class.
-
-    A class defined in an interactive session has no file and gets a random name instead."""
+    """Returns hashes of the plugin files that a method's classes come from, by kind of class. A
+    class without a file, from an interactive session, has a random name instead."""
     hashes = {}
     for kind in KINDS:
         cls = type(getattr(method, kind))

@@ -98,13 +98,9 @@ def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
 @dataclass(frozen=True)
 class PhraseAttentionScore(Score):
     """A score that sums attention weights over all heads, the question's tokens and short phrases.
+    Selectors that sum layers use the last layer alone."""
 
-    Args:
-        phrase: number of tokens in a phrase.
-        layers: the layers that score, which are the `last` for selectors that sum the layers, and
-            `all` for other selectors."""
-
-    phrase: int = 8
+    phrase: int = 8  # number of tokens in a phrase
     layers: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:

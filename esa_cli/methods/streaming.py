@@ -34,7 +34,6 @@ FAR_DISTANCE = 2048
 
 
 def _make_settings_without_middle_tokens(preset: PresetSizes, position_name: str) -> dict[str, Any]:
-    """Returns a method's settings that spend the whole budget on initial and local tokens."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position_name}}
     return {"window": preset.local_only(), **parts, "reading": "local"}
 
@@ -77,12 +76,8 @@ def build_lm_infinite_topk_settings(preset: PresetSizes) -> dict[str, Any]:
 @register("selector", "lm-infinite-topk", about="tokens for each head, by the chunk's last query")
 @dataclass(frozen=True)
 class LastQuerySelector(Selector):
-    """Selects the best middle tokens of each head by the chunk's last query alone.
-
-    Args:
-        first_layer: the first layer that selects middle tokens.
-        count: the largest number of tokens for each head, 5 in the original; None stands for the
-            whole budget."""
+    """Selects the best middle tokens of each head by the chunk's last query alone, in layers from
+    `first_layer` on; at most `count` for each head, which is 5 in the original."""
 
     first_layer: int = 4
     count: int | None = None
@@ -133,20 +128,3 @@ class LMInfinitePositions(FixedDistancePositions):
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return FixedDistancePositions(local).far(at, local, chunk, start)
-
-
-@register("position", "streaming", about="far tokens in order, a whole L away")
-@dataclass(frozen=True)
-class StreamingPositions(PositionEncoding):
-    """Numbers far tokens in order, right beyond the local tokens, as InfLLM's published code of
-    StreamingLLM does."""
-
-    distance: int = 2048
-
-    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return make_consecutive_positions(local, chunk)
-
-    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        count = at.shape[0]
-        query = max(local + count - 1, 0)
-        return Positions(torch.full((chunk,), query), torch.arange(count))

@@ -49,18 +49,16 @@ class VoteScore(Score):
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
             heads of the logit less a maximum over M.
-        normalise: which maximum the rule max subtracts, each head's (`head`) or that of all heads
-            (`query`), as in the paper's individual selection.
-        rotate: whether scores use the logits of attention at the far distance.
         contrast: whether the rule softmax subtracts the scores of the prompt around the question,
             since a token that any prompt attends to answers no question (esa's addition).
+        normalise: which maximum the rule max subtracts, each head's (`head`) or that of all heads
+            (`query`), as in the paper's individual selection.
         heads: (layer, query head) pairs that score; empty stands for all. Other layers score 0 and
-            load no keys. With selectors that do not sum the layers, all heads score.
-        shortlist: number of tokens that the score `sum` preselects; 0 stands for all."""
+            load no keys. With selectors that do not sum the layers, all heads score."""
 
     rule: Literal["softmax", "max"] = "softmax"
-    rotate: bool = True
-    shortlist: int = 0
+    rotate: bool = True  # whether scores use the logits of attention at the far distance
+    shortlist: int = 0  # number of tokens that the score `sum` preselects; 0 stands for all
     contrast: bool = False
     normalise: Literal["head", "query"] = "head"
     heads: Sequence[Sequence[int]] = ()
@@ -169,8 +167,7 @@ def build_esa_vote_settings(preset: PresetSizes) -> dict[str, Any]:
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
 class TokenSelectSelector(Selector):
-    """Selects tokens for all heads by softmax scores, which are summed over heads and then
-    max-pooled over `pool` neighbouring tokens."""
+    """Selects tokens by softmax scores, summed over heads and max-pooled over `pool` tokens."""
 
     pool: int = 1
 

@@ -9,13 +9,11 @@ CACHES = ("auto", "device", "host", "disk")
 
 
 def refuse_unknown_cache_name(cache_name: str) -> None:
-    """Raises UsageError if `cache_name` is no value of the option --cache."""
     if cache_name not in CACHES:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache_name}'")
 
 
 def refuse_disk_cache_outside_library(cache_name: str) -> None:
-    """Raises UsageError if `cache_name` is "disk", for a document that no library stores."""
     if cache_name == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"
         raise UsageError(message, "use --cache auto or --cache host for unstored documents")

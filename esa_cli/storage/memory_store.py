@@ -67,11 +67,14 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 class GrowingRowMatrix:
     """A matrix of `width` columns to which rows are appended. On the CPU, the rows are stored in
     several tensors (segments), which are never copied, so a document never needs twice its memory.
-    On a GPU, all rows are in one tensor; a full tensor is copied into a longer tensor."""
+    On a GPU, all rows are in one tensor, for `expected` rows at first; a full tensor is copied into
+    a longer tensor."""
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, width: int, dtype: torch.dtype, device: torch.device, expected: int = 0
+    ) -> None:
         self.width, self.dtype, self.device = width, dtype, device
-        self.length = self._expected = 0
+        self.length, self._expected = 0, expected
         self._whole = has_separate_memory(device)  # finding a row's segment would synchronise
         self._segments: list[Tensor] = []
         self._starts: list[int] = []
@@ -85,10 +88,6 @@ class GrowingRowMatrix:
         """Number of bytes of the allocated rows on a GPU, or of the used rows on the CPU."""
         rows = self.row_capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
-
-    def set_expected_row_count(self, row_count: int) -> None:
-        """Sets the final number of rows, for which the matrix allocates memory on a GPU."""
-        self._expected = row_count
 
     def _ensure_row_capacity(self, row_count: int) -> None:
         if self._whole and self.row_capacity < row_count:
@@ -149,8 +148,7 @@ class GrowingRowMatrix:
         return out
 
     def copy_rows_from(self, first_row: int) -> GrowingRowMatrix:
-        rest = GrowingRowMatrix(self.width, self.dtype, self.device)
-        rest.set_expected_row_count(self._expected)
+        rest = GrowingRowMatrix(self.width, self.dtype, self.device, self._expected)
         rest.append_rows(self.get_row_range(first_row, self.length))
         return rest
 
@@ -168,28 +166,20 @@ def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tup
 
 
 class MemoryKVStore:
-    """The keys, values and reduced keys of all tokens in one layer, kept in memory.
-
-    Args:
-        heads: number of key/value heads. dim: dimension of a head.
-        shared: whether the keys are also the values (MLA).
-        on_host: whether keys and values are in host memory rather than on the computing device."""
+    """The keys, values and reduced keys of all tokens in one layer, kept in memory. `shared` keys
+    are also the values (MLA); `on_host`, both are in host memory, not on the computing device. A
+    GPU allocates memory for `expected` tokens."""
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-        shared: bool = False, on_host: bool = False,
+        shared: bool = False, on_host: bool = False, expected: int = 0,
     ) -> None:  # fmt: skip
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
         self.shared, self.is_on_device = shared, not on_host
         width = (1 if shared else 2) * heads * dim
-        self._rows = GrowingRowMatrix(width, dtype, CPU if on_host else device)
+        self._rows = GrowingRowMatrix(width, dtype, CPU if on_host else device, expected)
         self._features: GrowingRowMatrix | None = None
-        self._expected = 0
-
-    def set_expected_token_count(self, token_count: int) -> None:
-        """Sets the final number of tokens, before the first token is appended."""
-        self._expected = token_count
-        self._rows.set_expected_row_count(token_count)
+        self._expected = expected
 
     def __len__(self) -> int:
         return self._rows.length
@@ -225,8 +215,7 @@ class MemoryKVStore:
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         if self._features is None:
             width, dtype = reduced_keys.shape[1], reduced_keys.dtype
-            self._features = GrowingRowMatrix(width, dtype, reduced_keys.device)
-            self._features.set_expected_row_count(self._expected)
+            self._features = GrowingRowMatrix(width, dtype, reduced_keys.device, self._expected)
         self._features.append_rows(reduced_keys)
 
     def get_reduced_blocks(
@@ -361,19 +350,14 @@ class AppendableKVStoreChain(KVStoreChain):
     def _list_slices(self) -> list[KVStoreSlice]:
         return [*self._parts, KVStoreSlice(self.tail, 0, len(self.tail))]
 
-    @property
-    def first_appended_position(self) -> int:
-        return self._starts[-1]
-
     def __len__(self) -> int:
-        return self.first_appended_position + len(self.tail)
+        return self._starts[-1] + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        has_all = self.reduced_key_count >= self.first_appended_position
-        assert has_all, "all parts must have reduced keys"
+        assert self.reduced_key_count >= self._starts[-1], "all parts must have reduced keys"
         self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_appended_tokens(self, read_only_store: KVStore) -> None:
@@ -391,23 +375,15 @@ class AppendableKVStoreChain(KVStoreChain):
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """A document that the model has read (prefilled), with the KV cache of its tokens.
+    """A document that the model has read (prefilled), with the KV cache of its tokens."""
 
-    Args:
-        ids: token ids, beginning with the `head` tokens of the prompt before the document.
-        stores: a store for each layer with a KV cache.
-        projections: the fitted projection of each layer, or None.
-        read_by: the method that prefilled the document, or None if a library stored the document.
-        states: for each layer, the state that each class of selector keeps; may be empty.
-        recurrent: for each recurrent layer, its state after the last token."""
-
-    ids: Sequence[int]
-    stores: Sequence[KVStore]
-    projections: Sequence[Projection | None]
+    ids: Sequence[int]  # token ids, beginning with the `head` tokens of the prompt before it
+    stores: Sequence[KVStore]  # of each layer with a KV cache
+    projections: Sequence[Projection | None]  # fitted to each layer
     head: int = 0
-    read_by: Method | None = None
-    states: Sequence[dict[type, LayerState]] = ()
-    recurrent: Sequence[dict[str, Tensor]] = ()
+    read_by: Method | None = None  # the method of the prefill; None if a library stored it
+    states: Sequence[dict[type, LayerState]] = ()  # of each layer, by class of selector
+    recurrent: Sequence[dict[str, Tensor]] = ()  # of each recurrent layer, after the last token
 
 
 def concatenate_documents(
@@ -426,8 +402,8 @@ def concatenate_documents(
             for i, document in enumerate(documents)
         ]
         keys, _ = first.span(0, 1)
-        tail = MemoryKVStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
-        tail.set_expected_token_count(RESERVE)
+        shape = first.heads, first.dim, keys.dtype, keys.device, first.shared
+        tail = MemoryKVStore(*shape, expected=RESERVE)
         stores.append(AppendableKVStoreChain(parts, tail))
         fitted = [document.projections[layer] for document in documents]
         # Questions follow the last document, and are reduced by its projection.

@@ -170,7 +170,7 @@ def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: 
 
 
 def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
-    for name in ("contiguous", "esa", "true", "streaming"):
+    for name in ("contiguous", "esa", "true"):
         given = load_preset("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
         with pytest.raises(PresetError, match="distance must be a whole number from 0, got -5"):
             Session(loaded.model, loaded.tokenizer, given)

@@ -23,18 +23,12 @@ from esa_cli.methods.full_attention import (
     YarnPositions,
 )
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
+from esa_cli.methods.streaming import LMInfinitePositions
 
 STRETCHED = [InterpolatedPositions(), NtkPositions(), DynamicNtkPositions(), YarnPositions()]
 ENCODINGS = [
     *(FixedDistancePositions(70), ContiguousPositions(), TruePositions()),
-    *(
-        InfLLMPositions(),
-        LMInfinitePositions(),
-        StreamingPositions(),
-        ReRopePositions(),
-        *STRETCHED,
-    ),
+    *(InfLLMPositions(), LMInfinitePositions(), ReRopePositions(), *STRETCHED),
 ]
 CASES = [(0, 1, 0), (0, 5, 9), (4, 1, 9), (4, 5, 9), (8, 8, 100)]
 AT = torch.tensor([0, 1, 2, 10, 11, 40, 57, 58])
@@ -112,17 +106,6 @@ def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
         far = encoding.far(AT, local, chunk, 100)
         assert torch.equal(apart(far), torch.full((chunk, len(AT)), distance))
         assert encoding.distance == 77
-
-
-@pytest.mark.parametrize("local", [0, 1, 4, 30])
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> None:
-    sinks = torch.arange(6)
-    far = StreamingPositions().far(sinks, local, chunk, 100)
-    assert far.key.tolist() == [0, 1, 2, 3, 4, 5]
-    assert far.query.tolist() == [local + 6 - 1] * chunk
-    # Selected tokens close up behind the sinks.
-    assert StreamingPositions().far(AT, local, chunk, 100).key.tolist() == list(range(len(AT)))
 
 
 def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:

@@ -46,7 +46,7 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
     margin = torch.tensor([[0.9, 0.6, 0.4], [0.7, 0.0, 0.4]])
     held_out = torch.tensor([[2, 1, 0], [3, 0, 1]])
     order = rank_heads(found, held_out, margin)
-    ranked = [one.get_layer_and_head() for one in order]
+    ranked = [(one.layer, one.head) for one in order]
     assert ranked == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
     assert (order[0].found, order[0].held_out, order[0].margin) == (5, 3, pytest.approx(0.7))
 
@@ -176,7 +176,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     )
     count = model.config.num_attention_heads
     pairs = {(at, h) for at in range(2) for h in range(count)}
-    assert {one.get_layer_and_head() for one in found.heads} == pairs
+    assert {(one.layer, one.head) for one in found.heads} == pairs
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 

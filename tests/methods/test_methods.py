@@ -513,15 +513,13 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build_method_part("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
-    basis = step.states[step.layer, LokiSelector].directions.basis
+    basis = step.states[step.layer, LokiSelector].directions
     later = advance(step, removed_tokens=40)
     selector.select(later, 16)
-    assert later.states[later.layer, LokiSelector].directions.basis is basis, (
-        "its tokens are all there"
-    )
+    assert later.states[later.layer, LokiSelector].directions is basis, "its tokens are all there"
     short = advance(advance(later, 60, removed_tokens=len(later.store) - 20))
     got = selected(selector, short, 16)
-    assert short.states[short.layer, LokiSelector].directions.basis is not basis
+    assert short.states[short.layer, LokiSelector].directions is not basis
     short.states.clear()
     assert got == selected(selector, short, 16), "nothing projected by the old one is left"
 

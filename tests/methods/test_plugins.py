@@ -147,7 +147,7 @@ def test_template_conforms_and_passes_ruff(name: str, tmp_path: Path, ruff: list
     assert path.read_text() == fill_plugin_template(name)
     assert path.stem == name.replace("-", "_")
     assert complaints(path) == []
-    assert registry.find_origin_file("selector", name) == str(path.resolve())
+    assert registry.PARTS["selector"].find_module(name) == str(path.resolve())
     config = str(PLUGINS.parent / "pyproject.toml")
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run([*ruff, *command, "--config", config, str(path)], capture_output=True)

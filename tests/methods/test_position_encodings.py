@@ -32,16 +32,13 @@ from esa_cli.methods.full_attention import (
     YarnPositions,
 )
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
+from esa_cli.methods.streaming import LMInfinitePositions
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryKVStore
 
-NAMES = [
-    *("infllm", "streaming", "lm-infinite", "rerope"),
-    *("interpolation", "ntk", "ntk-dynamic", "yarn"),
-]
+NAMES = [*("infllm", "lm-infinite", "rerope"), *("interpolation", "ntk", "ntk-dynamic", "yarn")]
 HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 38, 0.4
 TRAINED = 32
 THETA = 10_000.0
@@ -118,7 +115,6 @@ def test_rerope_is_attention_at_clipped_distances(
 FIXED: dict[str, tuple[PositionEncoding, Callable[[int, int], int]]] = {
     "infllm": (InfLLMPositions(77), lambda far, j: 5 - 1),
     "lm-infinite": (LMInfinitePositions(77), lambda far, j: 5),
-    "streaming": (StreamingPositions(77), lambda far, j: 5 + far - 1 - j),
 }
 """The encoding, and the distance at L = 5 of far token j, the far tokens being 0 .. far - 1."""
 

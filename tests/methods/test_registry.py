@@ -139,7 +139,7 @@ def test_load_file(write: Write) -> None:
     path = write(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")]
     assert plugin_loading.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
-    assert registry.find_origin_file("selector", "none-of-it") == str(path.resolve())
+    assert registry.PARTS["selector"].find_module("none-of-it") == str(path.resolve())
     built = registry.build_method_part("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
     path = path.with_name("recipe.py")
@@ -157,7 +157,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
     assert plugin_loading.load_file(write(GOOD + "import imported_helper\n")) == [
         ("selector", "none-of-it")
     ]
-    assert registry.find_origin_file("selector", "helper") == "imported_helper"
+    assert registry.PARTS["selector"].find_module("helper") == "imported_helper"
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_load_file_is_not_credited_with_what_it_imports(
     ],
 )
 def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
-    before = {kind: registry.list_class_names(kind) for kind in registry.KINDS}
+    before = {kind: sorted(registry.PARTS[kind]) for kind in registry.KINDS}
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
-    assert {kind: registry.list_class_names(kind) for kind in registry.KINDS} == before
+    assert {kind: sorted(registry.PARTS[kind]) for kind in registry.KINDS} == before
     assert "all-of-it" not in [one.name for one in registry.list_methods()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
@@ -219,4 +219,4 @@ def test_entry_points(
         return
     plugin_loading.load_installed_plugins()
     plugin_loading.load_installed_plugins()
-    assert registry.find_origin_file("selector", "none-of-it") == module
+    assert registry.PARTS["selector"].find_module("none-of-it") == module

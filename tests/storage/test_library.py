@@ -385,9 +385,3 @@ def test_a_manifest_under_another_name_is_refused(library: Library) -> None:
     path.rename(path.with_name("9" * 40 + ".doc"))
     with pytest.raises(LibraryError, match="another document"):
         library.find_entry("9" * 40)
-
-
-def test_documents_are_for_their_owner_alone(library: Library) -> None:
-    ingest(library, [1])
-    if os.name != "nt":
-        assert library.root.stat().st_mode & 0o077 == 0

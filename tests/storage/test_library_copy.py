@@ -163,15 +163,6 @@ def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) ->
     assert same(library, other)
 
 
-def test_the_folder_of_a_disk_is_a_library(library: Library, tmp_path: Path) -> None:
-    push_documents(library, str(tmp_path / "far"), library.entries())
-    far = Library(tmp_path / "far")
-    assert {entry.key for entry in far.entries()} == {entry.key for entry in library.entries()}
-    assert all(far.verify(entry) == [] for entry in far.entries())
-    assert far.prune().leftovers == 0
-    assert ingest(far, IDS).key in {entry.key for entry in library.entries()}
-
-
 @pytest.mark.skipif(os.name == "nt", reason="no such rights")
 def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path: Path) -> None:
     made, before = tmp_path / "far" / "made", tmp_path / "before"

@@ -61,9 +61,8 @@ class Model:
         self.fixed = len(self.store)
 
     def in_memory(self, on_host: bool = False) -> MemoryKVStore:
-        store = MemoryKVStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host)
-        store.set_expected_token_count(self.draw.choice([0, 30]))
-        return store
+        expected = self.draw.choice([0, 30])
+        return MemoryKVStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host, expected)
 
     def on_disk(self, count: int) -> None:
         name = str(self.dtype).removeprefix("torch.")
@@ -182,8 +181,7 @@ def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_store, "has_separate_memory", lambda device: True)
-    rows = GrowingRowMatrix(3, torch.float32, CPU)
-    rows.set_expected_row_count(5000)
+    rows = GrowingRowMatrix(3, torch.float32, CPU, 5000)
     assert rows.row_capacity == 0
     rows.append_rows(numbered(0, 10))
     first = rows.get_row_range(0, 1).data_ptr()

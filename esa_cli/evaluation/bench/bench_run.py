@@ -1,7 +1,6 @@
 """Asks the questions of a public benchmark by several methods, and makes the table of scores.
 
-Consecutive questions about one document share one prefill of the document.
-"""
+Consecutive questions about one document share one prefill of the document."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
@@ -67,8 +67,7 @@ class BenchRecordHashes:
     longest_prompt: str
 
     def has_all_result_rows(self, journal: ResultsFile, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the result file has a row for every pair of a record and a method. Raises
-        UsageError: a row belongs to another record or to other settings."""
+        """Says whether every record has a row of every method. Raises UsageError."""
         complete = True
         for method, preset in presets.items():
             settings = hash_settings_without_prompt(method, preset)
@@ -90,7 +89,7 @@ class BenchRecordSelection:
     shard: WorkShard = ALL_WORK
 
     def load_records(self) -> Iterator[BenchRecord]:
-        """Yields the selected records of a benchmark. Raises DocumentError, UsageError."""
+        """Yields the selected records. Raises DocumentError, UsageError."""
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
@@ -99,8 +98,7 @@ class BenchRecordSelection:
         return self.shard.select_items(list(records) for _, records in documents)
 
     def check_and_hash_records(self) -> BenchRecordHashes:
-        """Reads and hashes every record, to find invalid records before any question is asked.
-        Raises DocumentError, UsageError."""
+        """Reads and hashes every record before any is asked. Raises DocumentError, UsageError."""
         hashes: dict[tuple[str, str], str] = {}
         longest = ""
         for record in self.load_records():
@@ -129,7 +127,6 @@ class BenchAnswerer:
         self._started = 0.0
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
-        """Returns the questions of several benchmark records about the same document."""
         questions = []
         for record in records:
             fields = {
@@ -192,15 +189,10 @@ Scores = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def group_scores_by_method(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Groups the scores of result rows by method and then by task."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return scores
-
-
-def _average(scores: Sequence[float]) -> float:
-    return sum(scores) / len(scores)
 
 
 def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
@@ -211,7 +203,7 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    return [_average(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
+    return [fmean(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
 def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
@@ -231,10 +223,9 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
 def _make_score_table_row(
     title: str, scores_by_method: Sequence[Sequence[float]], total_count: str
 ) -> list[str]:
-    """Makes a row of the score table with the number of scored records, such as `5 of 200`."""
     counts = [len(scores) for scores in scores_by_method]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = (f"{100 * _average(one):.2f}" if one else "-" for one in scores_by_method)
+    means = (f"{100 * fmean(one):.2f}" if one else "-" for one in scores_by_method)
     return [title, f"{count} of {total_count}", *means]
 
 
@@ -244,11 +235,11 @@ def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * _average(values), "records": len(values), "of": sizes[name]}
+            name: {"score": 100 * fmean(values), "records": len(values), "of": sizes[name]}
             for name, values in done.items()
         }
         averages = {
-            group: {"score": 100 * _average(means), "tasks": len(means), "of": len(members)}
+            group: {"score": 100 * fmean(means), "tasks": len(means), "of": len(members)}
             for group, members in _list_task_groups(benchmark)
             if (means := _compute_task_means(members, done))
         }

@@ -2,8 +2,7 @@
 
 A line of the file of questions names the documents, relative to the file, and quotes a passage:
 
-    {"question": "Who is Ahab?", "documents": ["book.txt"], "passage": "Ahab, the captain"}
-"""
+    {"question": "Who is Ahab?", "documents": ["book.txt"], "passage": "Ahab, the captain"}"""
 
 from __future__ import annotations
 

@@ -74,7 +74,6 @@ class AdamSettings:
 
 
 def pick_evenly_spaced_rows(matrix: Tensor, max_rows: int) -> Tensor:
-    """Returns at most `max_rows` rows of a matrix at even distances."""
     if matrix.shape[0] <= max_rows:
         return matrix
     return matrix[torch.linspace(0, matrix.shape[0] - 1, max_rows, device=matrix.device).long()]
@@ -165,11 +164,9 @@ class RecallStudy:
     results: dict[str, MethodRecall]
 
     def find_best_method(self) -> str:
-        """Returns the name of the method with the highest mean recall at the largest k."""
         return max(self.results, key=lambda name: self.results[name].average_recall())
 
     def make_json_data(self) -> dict[str, Any]:
-        """Returns each method's recall by layer and k as JSON data."""
         methods = {
             name: {"mean": [*map(one.average_recall, range(len(self.ks)))], "layers": one.recall}
             for name, one in self.results.items()
@@ -186,14 +183,13 @@ class QueryAndKeyFiles:
     width: int
 
     def append_queries_and_keys(self, layer: int, queries: Tensor, keys: Tensor) -> None:
-        """Appends queries and keys of one layer to the layer's two files. Raises ResourceError."""
+        """Appends queries and keys to the layer's two files. Raises ResourceError."""
         for kind, rows in (("queries", queries), ("keys", keys)):
             path = self.folder / f"{kind}-{layer}"
             with _writing_errors(path), path.open("ab") as file:
                 file.write(rows.float().cpu().contiguous().numpy().tobytes())
 
     def load_queries_and_keys(self, layer: int) -> list[Tensor]:
-        """Reads the queries and keys of one layer from the layer's two files."""
         files = (self.folder / f"{kind}-{layer}" for kind in ("queries", "keys"))
         raw = (bytearray(file.read_bytes()) for file in files)
         return [torch.frombuffer(x, dtype=torch.float32).view(-1, self.width) for x in raw]
@@ -220,8 +216,7 @@ class ProjectionFitter:
 
     @torch.inference_mode()
     def store_queries_and_keys(self, progress: Progress | None = None) -> None:
-        """Prefills the text, and stores the queries and keys of all tokens and layers in files.
-        Raises ResourceError: the disk is full."""
+        """Prefills the text, and stores all queries and keys. Raises ResourceError."""
         folder, layers = self.stored.folder, self.of_model.layers
         needed = 2 * torch.float32.itemsize * layers * self.stored.width * len(self.ids)
         free = shutil.disk_usage(folder).free
@@ -251,8 +246,7 @@ class ProjectionFitter:
         self, rank: int | None, fitting_methods: Sequence[str], training: AdamSettings, k_values:
         Sequence[int], progress: Progress | None = None,
     ) -> RecallStudy:  # fmt: skip
-        """Fits each layer's projections by each method, and measures recall@k for several k. A rank
-        of None stands for the preset's rank."""
+        """Fits projections by each method, by default of the preset's rank; measures recall@k."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
@@ -273,8 +267,7 @@ class ProjectionFitter:
         return RecallStudy(len(self.ids), held, [rank] * layers, k_values, results)
 
     def save_best_projections(self, path: Path, study: RecallStudy, training: AdamSettings) -> None:
-        """Writes the best method's projections to a file, with the training settings. Raises
-        ResourceError, DocumentError: the file cannot be written."""
+        """Writes the best projections and their settings. Raises ResourceError, DocumentError."""
         trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
@@ -285,16 +278,13 @@ class ProjectionFitter:
             "training": json.dumps(trained, sort_keys=True),
             "text": digest_text(json.dumps(self.ids)),
         }
-        with (
-            _writing_errors(path),
-            replace_atomically(path.resolve()) as part,
-        ):  # a link stays a link
+        # A link stays a link.
+        with _writing_errors(path), replace_atomically(path.resolve()) as part:
             save_learned_projections(part, study.results[best].projections, metadata)
 
 
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of a method that uses projections. Raises UsageError:
-    the method is unknown, or scores with unreduced keys."""
+    """Returns the preset with a method. Raises UsageError: the method cannot use projections."""
     target = resolved_preset.set_method_to_compare(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
@@ -308,9 +298,8 @@ def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
 def open_projection_fitter(
     loaded: LoadedModel, preset: Preset, text: str, max_tokens: int, folder: Path
 ) -> ProjectionFitter:
-    """Returns a `ProjectionFitter` for the first tokens of a text, which stores queries and keys in
-    a folder. Raises UsageError: the text is too short, or the model has sliding-window or recurrent
-    layers."""
+    """Returns a `ProjectionFitter` that stores queries and keys in a folder. Raises UsageError: the
+    text is too short, or the model has sliding-window or recurrent layers."""
     config = loaded.model.config
     if any(list_sliding_windows(config)) or has_recurrence(config):
         raise UsageError(

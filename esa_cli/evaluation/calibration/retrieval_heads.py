@@ -3,9 +3,8 @@
 The model is asked about needles, which are facts hidden in a text. Half of the questions rank the
 heads by how often a head alone finds the needle. The other half of the questions compare sets of
 the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
-overlapping windows of tokens, and M the number of middle tokens. A head's votes are its attention
-weights over the middle tokens. Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that
-an answer copies."""
+overlapping windows, and M the number of middle tokens. A head's votes are its attention weights to
+these. Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
 
 from __future__ import annotations
 
@@ -54,13 +53,11 @@ PASSAGE = 128
 
 
 def choose_window_stride(window_size: int) -> int:
-    """Returns by how many tokens the starts of two neighbouring windows differ."""
     return max(1, window_size // 8)
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Returns for W overlapping windows of tokens the sums of the tokens' votes (M,), and the sums
-    of votes times token offsets, as a tensor (2, W)."""
+    """Returns the sums of votes (M,), and of votes times offsets, in W windows of tokens (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return average_over_windows(both, window_size, choose_window_stride(window_size)) * window_size
@@ -96,8 +93,7 @@ def find_needle_hits_and_margins(
 
 @dataclass(eq=False)
 class HeadVoteCollector(Selector):
-    """A selector that selects no token, but collects which heads and which sets of heads attend to
-    the needle of one question."""
+    """Selects no token, but collects which heads and sets of heads attend to a needle."""
 
     needle: range  # the absolute positions of the needle's tokens
     window_tokens: int
@@ -134,8 +130,7 @@ class HeadVoteCollector(Selector):
         return find_needle_hits_and_margins(vote_sums, needle, self.middle, self.window_tokens)
 
     def find_heads_hitting_needle(self) -> tuple[Tensor, Tensor]:
-        """Returns which heads find the needle, and the heads' margins, both (layers, H). A layer
-        with a sliding window has neither hits nor margins above 0."""
+        """Returns hits and margins of all heads, (layers, H); 0 in layers with a sliding window."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
@@ -155,9 +150,6 @@ class HeadHits:
     held_out: int  # the number of needles found for the held-out questions
     margin: float  # the mean margin for the questions that rank the heads
 
-    def get_layer_and_head(self) -> LayerHead:
-        return self.layer, self.head
-
 
 def rank_heads(needle_hits: Tensor, held_out_hits: Tensor, margins: Tensor) -> list[HeadHits]:
     """Sorts all heads by hits and then by margin, which are given as tensors (layers, H)."""
@@ -167,7 +159,7 @@ def rank_heads(needle_hits: Tensor, held_out_hits: Tensor, margins: Tensor) -> l
         for layer, row in enumerate(margins)
         for head, mean in enumerate(row)
     ]
-    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.get_layer_and_head()))
+    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.layer, head.head))
 
 
 def choose_smallest_head_set_size(
@@ -183,14 +175,14 @@ def choose_smallest_head_set_size(
 
 
 class NeedleQuestion(NamedTuple):
-    """A question, and the absolute token positions of the needle that answers the question."""
+    """A question, and the absolute token positions of the needle that answers it."""
 
     question: str
     needle: range
 
 
 def locate_question_needles(encoder: PromptEncoder, sample: TaskDocument) -> list[NeedleQuestion]:
-    """Returns the sample's questions with the needles' token positions, sorted by position."""
+    """Returns the questions with the needles' token positions, sorted by position."""
     spans, head = encoder.find_token_offsets(sample.text), len(encoder.encode_prompt_start())
     out = []
     for question in sample.questions:
@@ -215,7 +207,6 @@ class HeadSearchResult:
 
     @property
     def misses_most_needles(self) -> bool:
-        """Whether the chosen set of heads finds fewer than half of the held-out needles."""
         return 2 * self.hits < self.held_out
 
 
@@ -260,8 +251,7 @@ def find_retrieval_heads(
     loaded: LoadedModel, preset: Preset, sample: TaskDocument, prefill_progress: Progress | None =
     None, question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
-    """Finds retrieval heads by the attention heads' votes for questions about a sample's needles.
-    Raises UsageError, as `choose_questions_with_middle_needles`."""
+    """Finds retrieval heads by the heads' votes for questions about needles. Raises UsageError."""
     method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
@@ -280,8 +270,7 @@ def find_retrieval_heads(
         def collect_head_votes(
             question_index: int, question: NeedleQuestion, *head_sets: HeadSet
         ) -> HeadVoteCollector:
-            """Collects the heads' votes for a question, and removes the question from the KV
-            cache."""
+            """Collects the heads' votes for a question, which is then cropped from the cache."""
             votes = HeadVoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_question_tokens(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
@@ -302,7 +291,7 @@ def find_retrieval_heads(
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         best = rank_heads(found, found, margin)[:MAX_HEADS]
-        pairs = tuple(head.get_layer_and_head() for head in best)
+        pairs = tuple((head.layer, head.head) for head in best)
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
             collect_head_votes(number, question, ALL, *sets.values())

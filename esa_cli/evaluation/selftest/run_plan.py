@@ -54,16 +54,14 @@ class PrefillGroup:
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
     reading: Literal["shared", "own", "text"] = "own"
-    """How the document is read: by a prefill with attention to initial and local tokens only, by
-    one method's own prefill, or as passages of text without a prefill."""
+    """Whether methods share a prefill with local attention, have their own, or read passages."""
     dense: bool = False  # whether the method is full attention inside the model's trained window
 
 
 def group_methods_by_prefill(
     settings: SelftestSettings, preset: Preset, document_tokens: int
 ) -> list[PrefillGroup]:
-    """Groups the methods of a self-test so that the methods of a group can share a prefill. Raises
-    UsageError: a method is unknown. PresetError: a method's settings are wrong."""
+    """Groups the methods that can share a prefill. Raises UsageError, PresetError."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
@@ -93,7 +91,6 @@ def group_methods_by_prefill(
 
 
 def get_max_full_attention_tokens(preset: Preset) -> int:
-    """Returns how many tokens a document may have for full attention inside the model's window."""
     # A tenth of the window is left for the chat template, the question and the answer.
     return min(int(preset.context * 0.9), preset.context - 256)
 
@@ -151,8 +148,7 @@ class SelectorWithObservers(Selector):
 
 
 def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
-    """Returns the method of a prefill that several methods share, which attends to initial and
-    local tokens only, and fits the shared compressor."""
+    """Returns a method of initial and local attention that fits the methods' shared compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.is_observer))
     selector = SelectorWithObservers(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
@@ -179,8 +175,7 @@ def compare_answers_of_methods(
     *, max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
     None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Answers one question by every method, and returns for each method the answer, the most
-    relevant passages, times in seconds and sizes of memory in bytes."""
+    """Returns each method's answer, best passages, times in seconds and memory in bytes."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:

@@ -1,14 +1,13 @@
 """Makes the tables of `esa selftest` with methods' scores and with reasons for missed answers.
 
-The brackets after a method's score contain the score divided by the score of full attention.
-"""
+The brackets after a method's score contain the score divided by the score of full attention."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from statistics import fmean
 from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]
@@ -56,7 +55,7 @@ def _group_rows(rows: Iterable[Row], field_name: str) -> dict[Any, list[Row]]:
 
 def _average_known_values(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return fmean(known) if known else None
 
 
 def _average_scores(rows: Iterable[Row]) -> float | None:

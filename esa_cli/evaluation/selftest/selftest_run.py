@@ -42,8 +42,7 @@ SHOWN = 3
 
 
 NeedleShare = tuple[float, float]
-"""The share of a fact's tokens in view of one layer: the mean over heads, and the best head's
-share, since one head with the fact in view is enough."""
+"""The share of a fact's tokens in view of one layer, as the mean over heads and the best head's."""
 
 
 @dataclass
@@ -81,15 +80,13 @@ def are_facts_in_view(layer_shares: Sequence[float]) -> bool:
 
 
 def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
-    """Says whether the fact of a missed answer was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_fact_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Makes the result fields `recall`, the share of the facts to which layers attend, and `why`,
-    the reason of a missed answer."""
+    """Makes the fields `recall`, the share of the facts in view, and `why` of a missed answer."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
@@ -123,8 +120,7 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Makes the result fields `recall`, the share of the facts that passages contain, and `why`,
-    the reason of a missed answer."""
+    """Makes the fields `recall`, the share of the facts in passages, and `why` of a miss."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
@@ -145,11 +141,8 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
 
-    Args:
-        listener: has `show_prefill(test, length, methods, tokens)`, which returns a callback for
-            progress, `show_answer(row)`, and `warn(text)` for a part that is left out.
-        deadline: a time of `time.monotonic`, after which no further question is asked.
-        shard: the share of the prefills that this process does."""
+    `listener` has `show_prefill(test, length, methods, tokens)`, which returns a callback for
+    progress, `show_answer(row)`, and `warn(text)` for a part that is left out."""
 
     loaded: LoadedModel
     preset: Preset
@@ -157,8 +150,8 @@ class SelftestRun:
     haystack: Haystack
     journal: ResultsFile
     listener: Any
-    deadline: float | None = None
-    shard: WorkShard = ALL_WORK
+    deadline: float | None = None  # of `time.monotonic`, after which no question is asked
+    shard: WorkShard = ALL_WORK  # the share of the prefills that this process does
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def ask_all_questions(self) -> bool:
@@ -179,7 +172,6 @@ class SelftestRun:
             )
 
     def count_tokens(self, text: str) -> int:
-        """Counts the tokens of a text with the model's tokenizer."""
         return count_tokens(self.loaded.tokenizer, text)
 
     @cached_property
@@ -188,8 +180,7 @@ class SelftestRun:
         return next(self.make_documents(OWN, 0)).length
 
     def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
-        """Yields the documents of a self-test, with about `document_tokens` tokens each. Raises
-        UsageError: a document cannot hold so many facts, or the haystack is too short."""
+        """Yields documents of about `document_tokens` tokens. Raises UsageError."""
         settings = self.settings
         request = TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
@@ -197,7 +188,7 @@ class SelftestRun:
         return find_selftest_task(test_name).samples(request)
 
     def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.PrefillGroup]]:
-        """Yields every pair of a document and a group of methods that share one prefill."""
+        """Yields every document with every group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_full_attention_group(self.preset)

@@ -1,8 +1,7 @@
 """Generates the chronicle, a long invented document about towns, with or without planted facts.
 
 The chronicle with facts is the document of `esa demo`, and the chronicle without facts is the text
-in which self-tests hide facts. Equal seeds give equal chronicles on all versions of Python.
-"""
+in which self-tests hide facts. Equal seeds give equal chronicles on all versions of Python."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ PRONOUNS = {"women": {"he": "she", "his": "her", "him": "her"}, "men": {}}
 def load_chronicle_material() -> dict[str, Any]:
     """Loads the words, sentence templates and facts of which the chronicle is made."""
     path = Path(__file__).with_name("chronicle_material.json")
-    material: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return material
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def spell_number(number: int) -> str:
@@ -55,7 +53,6 @@ class Person:
     met: bool = False  # whether the paragraph has mentioned the person by full name
 
     def choose_name_or_pronoun(self, wanted_form: str) -> str:
-        """Returns the person's name or a pronoun, in the form that a sentence template asks for."""
         if wanted_form in ("he", "his", "him") and self.met:
             return PRONOUNS[self.sex].get(wanted_form, wanted_form)
         if wanted_form == "family":
@@ -107,7 +104,6 @@ class ChronicleGenerator:
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
     def draw_integer(self, low: int, high: int) -> int:
-        """Draws a random integer from `low` to `high`, both included."""
         # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
@@ -121,7 +117,6 @@ class ChronicleGenerator:
         return deck.pop()
 
     def draw_person(self) -> Person:
-        """Draws a random person whose full name the chronicle has not used."""
         sex = "women" if self.rng.random() < 0.5 else "men"
         while True:
             last = self.draw_without_repeats("surname", self.vocabulary["surname"])
@@ -183,7 +178,6 @@ class ChronicleGenerator:
     def write_story(
         self, story_kind: str, templates_by_step: list[list[str]], town: str, year: int
     ) -> Paragraph:
-        """Writes a paragraph that tells one story from beginning to end."""
         values = TemplateSlotValues(town, year)
         sentences: list[str] = []
         for index, templates in enumerate(templates_by_step):
@@ -194,7 +188,6 @@ class ChronicleGenerator:
         return Paragraph(sentences)
 
     def write_news_paragraph(self, town: str, year: int) -> Paragraph:
-        """Writes a paragraph of unrelated pieces of news."""
         intros, notes = self.material["intros"], self.material["notes"]
         sentences = self.write_sentence("intro", intros, TemplateSlotValues(town, year))
         for _ in range(self.draw_integer(4, 6)):
@@ -202,7 +195,6 @@ class ChronicleGenerator:
         return Paragraph(sentences, loose=True)
 
     def write_section(self, town: str, year: int) -> list[Paragraph]:
-        """Writes the chronicle's section about one year of one town."""
         kinds = self.material["kinds"]
         blocks = [Paragraph([f"### {town} in {year}"])]
         for turn in range(self.draw_integer(4, 6)):
@@ -229,7 +221,6 @@ class ChronicleGenerator:
                 year += self.draw_integer(7, 31)
 
     def write_text_without_facts(self, min_words: int) -> list[Paragraph]:
-        """Writes a chronicle without facts, which has at least `min_words` words."""
         blocks: list[Paragraph] = []
         count = 0
         for section in self.write_sections():

@@ -2,8 +2,7 @@
 
 The tests `passkey`, `number` and `kv` are the tasks Retrieve.PassKey, Retrieve.Number and
 Retrieve.KV of InfiniteBench (Zhang et al., 2024), with several questions about each document. The
-test `niah` is the needle task of RULER (Hsieh et al., 2024), with words written for esa.
-"""
+test `niah` is the needle task of RULER (Hsieh et al., 2024), with words written for esa."""
 
 from __future__ import annotations
 

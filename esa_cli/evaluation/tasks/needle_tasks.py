@@ -43,7 +43,6 @@ class Needle(NamedTuple):
 
 @cache
 def load_needles() -> tuple[Needle, ...]:
-    """Loads all needles, which are sentences to hide in a text, from the file of needles."""
     lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Needle(number, row["needle"], row["question"], tuple(row["answers"]))
@@ -61,7 +60,6 @@ def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    """Makes one question about each of a document's needles, in order."""
     return tuple(
         TaskQuestion(
             f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
@@ -107,8 +105,7 @@ SHARED_QUESTIONS = 8
 
 
 KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
-"""Templates of needles: `needle`, `question` and `format` contain {arg1} and {arg2}, whose values
-are listed in `first` and `second`."""
+"""Templates of needles; `first` and `second` list the values of {arg1} and {arg2}."""
 
 
 def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskDocument]:

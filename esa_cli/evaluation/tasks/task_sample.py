@@ -26,7 +26,6 @@ class StableRandom:
         self._random = random.Random(" ".join(str(part) for part in seeds))
 
     def draw_integer_below(self, limit: int) -> int:
-        """Draws a random integer that is at least 0 and less than `limit`."""
         return int(self._random.random() * limit)
 
     def draw_items(self, items: Sequence[T], count: int) -> list[T]:
@@ -43,7 +42,6 @@ class StableRandom:
         return first + "".join(str(self.draw_integer_below(10)) for _ in range(count - 1))
 
     def draw_uuid(self) -> str:
-        """Draws a random UUID of version 4."""
         one, two, three = (f"{self.draw_integer_below(1 << 48):012x}" for _ in range(3))
         variant = "89ab"[self.draw_integer_below(4)]
         return f"{one[:8]}-{one[8:]}-4{two[:3]}-{variant}{two[3:6]}-{three}"
@@ -102,7 +100,7 @@ class TaskRequest:
 
 
 class SelftestTask(NamedTuple):
-    """The functions that make a self-test's documents and score a model's output from 0 to 1."""
+    """Makes a self-test's documents, and scores a model's output from 0 to 1."""
 
     samples: Callable[[TaskRequest], Iterator[TaskDocument]]
     score: Callable[[TaskQuestion, str], float]
@@ -163,7 +161,7 @@ class Haystack:
     def _count_tokens_by_paragraph(
         self, count_tokens: TokenCounter, wanted_tokens: int
     ) -> list[int]:
-        """Counts the tokens up to the end of each of the first paragraphs."""
+        """Returns the number of tokens up to the end of each of the first paragraphs."""
         ends = self._ends.setdefault(count_tokens, [])
         while not ends or ends[-1] < wanted_tokens:
             if len(ends) == len(self._parts):
@@ -182,7 +180,6 @@ def count_added_tokens(count_tokens: TokenCounter, text: str, separator: str) ->
 
 
 def is_markdown_heading(paragraph: str) -> bool:
-    """Says whether a paragraph is a Markdown heading of one line."""
     return paragraph.startswith("#") and "\n" not in paragraph
 
 
@@ -245,12 +242,8 @@ def plant_sentences(
     text: str, sentences: Sequence[str], depths: Sequence[float], separators: tuple[str, str] =
     (" ", ""),
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
-    """Plants sentences between a text's sentences, and returns the new text and the planted facts.
-    Raises UsageError: the text is too short.
-
-    Args:
-        depths: the wanted place of each sentence, from 0 to 1 of the new text.
-        separators: the texts before and after each planted sentence."""
+    """Plants sentences, with `separators` before and after each, between a text's sentences at the
+    given depths from 0 to 1. Raises UsageError: the text is too short."""
     # If the text has few sentences, the facts are planted after lines or words.
     for kind in (find_sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
@@ -286,7 +279,6 @@ def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageE
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:
-    """Returns a `PlantedFact` for a sentence at a character offset of a text."""
     return PlantedFact(sentence, start, start + len(sentence), start / len(text))
 
 
@@ -294,9 +286,8 @@ def plant_sentences_in_haystack(
     request: TaskRequest, sentences: Sequence[str], depths: Sequence[float] | None = None,
     separators: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
-    """Plants sentences in the first paragraphs of the haystack, so that the new text has the
-    requested length. Raises UsageError: the sentences would fill more than half of the text, or the
-    haystack is too short."""
+    """Plants sentences in the haystack's first paragraphs, for a text of the requested length.
+    Raises UsageError: the sentences fill more than half of it, or the haystack is too short."""
     taken = sum(
         count_added_tokens(request.count_tokens, sentence, separators[0]) for sentence in sentences
     )
@@ -308,7 +299,6 @@ def plant_sentences_in_haystack(
 
 
 def check_sample_count(request: TaskRequest, max_samples: int, hint: str) -> None:
-    """Raises UsageError with a hint if a request asks for too many questions."""
     if request.samples > max_samples:
         raise UsageError(f"--samples must be at most {max_samples}, got {request.samples}", hint)
 
@@ -325,8 +315,7 @@ def divide_questions_among_documents(
 
 
 def assign_facts_to_questions(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
-    """Returns for each planted fact, in the order of the document, the index of the question that
-    the fact answers. Each question's facts are spread over the document at random."""
+    """Returns the index of the question of each planted fact, spread at random."""
     rounds = max(facts_per_question)
     out: list[int] = []
     for turn in range(rounds):

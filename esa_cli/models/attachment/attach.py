@@ -4,8 +4,7 @@ ESA patches no code of transformers. ESA registers an attention function and a m
 "esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
 the model's rotary module, and a copy replaces the configuration, since other models may share the
 original. Several models can be attached at once, since ESA's attention function finds the method by
-the attention module that calls the function. docs/design.md explains under "The seam" how a method
-is attached."""
+the attention module that calls it. docs/design.md says more under "The seam"."""
 
 from __future__ import annotations
 
@@ -45,11 +44,7 @@ NAME = "esa"
 
 class IdentityRotaryEmbedding(nn.Module):
     """A rotary module that returns cosines of 1 and sines of 0, so that keys are cached unrotated.
-
-    Args:
-        cosine_count: the number of cosines for each token, or 1 to broadcast.
-        as_complex: whether the model expects a complex tensor (1, n, width).
-        replaced_module: the rotary module of the model, whose layer types are copied."""
+    It returns `cosine_count` numbers for each token, or 1 to broadcast."""
 
     def __init__(self, cosine_count: int, as_complex: bool, replaced_module: nn.Module) -> None:
         super().__init__()
@@ -64,8 +59,7 @@ class IdentityRotaryEmbedding(nn.Module):
 
 
 def get_last_token_only_options(config: Any) -> dict[str, int]:
-    """Returns options of the forward call that make layers which share another layer's keys
-    compute only the last token; {} if the model's family has no such options."""
+    """Returns options by which layers without keys compute only the last token."""
     return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
 
 
@@ -87,7 +81,6 @@ def _restore_model(
     base_model: Any, rotary_module: nn.Module | None, module_configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:  # fmt: skip
-    """Restores a model's rotary module and configurations, and removes `hooks` from the model."""
     if rotary_module is not None:
         base_model.rotary_emb = rotary_module
     for module, config in module_configs:
@@ -195,7 +188,6 @@ class AttachedModel:
     def get_layer_attention_function(
         self, method: Method, layer_index: int
     ) -> SelectiveAttention | SlidingWindowAttention:
-        """Returns the function that computes one layer's attention for a method."""
         traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -210,8 +202,7 @@ class AttachedModel:
         return found
 
     def new_cache(self, on_cpu: bool = False) -> EsaCache:
-        """Returns an empty KV cache for `model(...)` or `model.generate(...)`, whose keys and
-        values stay in CPU memory if `on_cpu`."""
+        """Returns an empty KV cache for `model(...)` or `model.generate(...)`."""
         return EsaCache(
             self.forward_pass, self.method, self.model.config, on_cpu, self.method_layers
         )
@@ -271,7 +262,7 @@ def _compute_esa_attention(
 
 
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """Returns no mask, since ESA's attention is causal without one."""
+    """Returns no mask, as ESA's attention is causal without one."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
             "the attention mask must not hide tokens, since ESA accepts no padding",

@@ -96,13 +96,11 @@ class ModelFingerprint:
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def make_json_text(self) -> str:
-        """Returns the model's fingerprint as JSON text for the metadata of a compressor file."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def compute_model_fingerprint(model: Any) -> ModelFingerprint:
-    """Computes the fingerprint of a causal language model of transformers. Raises ModelError: some
-    weights are not in memory, or are quantised so that they cannot be read."""
+    """Computes a model's fingerprint. Raises ModelError: weights are missing, or cannot be read."""
     if any(weight.is_meta for weight in model.parameters()):
         raise ModelError(
             "some weights are not in memory, so that esa cannot compute the model's fingerprint",
@@ -127,8 +125,7 @@ def _read_identifying_weight_bytes(projection: Any) -> bytes:
 
 
 def read_model_fingerprint(file_metadata: Mapping[str, str]) -> ModelFingerprint | None:
-    """Returns the model fingerprint in a compressor file's metadata, or None if there is none.
-    Raises PresetError: the fingerprint is damaged."""
+    """Returns the fingerprint in a compressor file's metadata, if any. Raises PresetError."""
     try:
         return ModelFingerprint(**json.loads(file_metadata[KEY])) if KEY in file_metadata else None
     except (ValueError, TypeError) as error:

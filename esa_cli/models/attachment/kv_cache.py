@@ -1,5 +1,4 @@
-"""A transformers `Cache` for one attached model, with the keys and values of attention layers and
-the states of recurrent layers.
+"""A transformers `Cache` for one attached model, with keys and values and recurrent states.
 
 The state of a recurrent or convolution layer cannot be cropped as keys can, but only restored to a
 token count at which the state was copied."""
@@ -32,7 +31,6 @@ class CurrentForwardCall:
     span: tuple[int, int] | None = None
 
     def get_current_cache(self) -> EsaCache | None:
-        """Returns the KV cache of the running forward call, or None if no call is running."""
         return None if self.cache is None else self.cache()
 
 
@@ -56,16 +54,15 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Appends keys and values (G, C, D) of C tokens, with G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
-            store = MemoryKVStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
-            store.set_expected_token_count(self.expected)
+            place = keys.dtype, keys.device, self.latent, self.on_host
+            store = MemoryKVStore(heads, dim, *place, self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends the keys and values (1, G, C, D) of C new tokens; the returned tensors are not
-        used by ESA's attention."""
+        """Appends keys and values (1, G, C, D) of C tokens; ESA ignores what is returned."""
         if not self.latent:
             self.append(key_states[0], value_states[0])
             return key_states, value_states
@@ -105,7 +102,6 @@ class RecurrentLayer(LinearAttentionLayer):
         """Does nothing, since recurrent states cannot be cropped, only restored from copies."""
 
     def reset(self) -> None:
-        """Discards the layer's recurrent state."""
         LinearAttentionLayer.__init__(self, self.number_of_states)
 
     @property
@@ -116,12 +112,10 @@ class RecurrentLayer(LinearAttentionLayer):
         return {name: tensor for name, tensor in each if tensor is not None}
 
     def copy_state(self) -> RecurrentState:
-        """Returns a copy of the layer's recurrent state."""
         with torch.inference_mode(False):
             return {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
 
     def restore_state(self, state: RecurrentState) -> None:
-        """Replaces the layer's recurrent state by a state that `copy_state` returned."""
         self.reset()
         for name, tensor in state.items():
             kind, number = name.split(".")
@@ -133,7 +127,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
 
 class KvAndRecurrentLayer(RecurrentLayer, KvCacheLayer):  # type: ignore[no-untyped-call]
-    """One layer in a KV cache that has both keys and values, and a recurrent state."""
+    """One layer that has both keys and values, and a recurrent state."""
 
     crop = KvCacheLayer.crop
 
@@ -168,8 +162,7 @@ class RecurrentStates:
                 del self._snapshots[oldest]
 
     def record_forward_start(self, new_token_count: int) -> None:
-        """Notes that a forward call begins, and copies the recurrent states if the call has several
-        tokens. Raises UsageError: an earlier call was interrupted, and the cache not cropped."""
+        """Copies states before several tokens. Raises UsageError: a call was interrupted."""
         if not self.layers:
             return
         if self.tokens is None:
@@ -179,15 +172,13 @@ class RecurrentStates:
         self.tokens = None
 
     def record_forward_end(self, cached_token_count: int) -> None:
-        """Notes that a forward call ended, after which `cached_token_count` tokens are cached."""
         self.tokens = cached_token_count
         for tensor in self.list_state_tensors():
             if tensor.requires_grad:  # of a model with gradients
                 tensor.detach_()
 
     def restore_states(self, token_count: int) -> None:
-        """Restores the recurrent states that were copied after `token_count` tokens. Raises
-        UsageError: there is no copy at this number of tokens."""
+        """Restores the states after `token_count` tokens. Raises UsageError: no copy exists."""
         if self.layers and token_count != self.tokens:
             known = {0: [RecurrentState()] * len(self.layers), **self._automatic, **self._snapshots}
             if token_count not in known:
@@ -203,7 +194,6 @@ class RecurrentStates:
                 del kept[later]
 
     def copy_states(self) -> list[RecurrentState]:
-        """Returns copies of the current recurrent states, one for each recurrent layer."""
         return [layer.copy_state() for layer in self.layers]
 
     def replace_states(self, states: Sequence[RecurrentState], token_count: int) -> None:
@@ -213,18 +203,12 @@ class RecurrentStates:
         self.restore_states(token_count)
 
     def list_state_tensors(self) -> list[Tensor]:
-        """Returns the tensors of the current recurrent states, without snapshots."""
         return [tensor for layer in self.layers for tensor in layer.state_tensors.values()]
 
 
 class EsaCache(Cache):
     """The KV cache of one sequence in an attached model, which `AttachedModel.new_cache` creates.
-
-    Attributes:
-        method: the attention method that reads this KV cache.
-        query: the state of the current question.
-        kv_layers: the layers of this KV cache that have keys and values.
-        states: the recurrent states of this KV cache, if the model has recurrent layers."""
+    `kv_layers` are the layers with keys and values, and `states` the recurrent states."""
 
     def __init__(
         self, current_call: CurrentForwardCall, method: Method, config: Any, on_cpu: bool,
@@ -248,7 +232,7 @@ class EsaCache(Cache):
         self.forward_pass, self.method, self.query = current_call, method, QueryState()
 
     def set_expected_token_count(self, token_count: int) -> None:
-        """Sets how many tokens will be cached, so that GPU memory is allocated only once."""
+        """Sets how many tokens will be cached, so that a GPU allocates memory only once."""
         for layer in self.kv_layers:
             layer.expected = token_count
 
@@ -260,7 +244,6 @@ class EsaCache(Cache):
         self.method = self.method if method is None else method
 
     def check_belongs_to_model(self, current_call: CurrentForwardCall | None) -> None:
-        """Raises UsageError if the KV cache belongs to another model than `current_call`."""
         if current_call is not self.forward_pass:
             raise UsageError(
                 "the KV cache belongs to another model, or to a model that was detached",
@@ -330,7 +313,6 @@ class EsaCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the cache: keys, values, reduced keys and recurrent states."""
         stores: list[Any] = [one.memory.store for one in self.kv_layers if one.memory]
         return sum(one.nbytes for one in [*stores, *self.states.list_state_tensors()])
 
@@ -342,7 +324,7 @@ class EsaCache(Cache):
         """Frees the temporary copies of cached keys and values that a question needed."""
         for layer in self.kv_layers:
             if layer.memory:
-                layer.memory.free_fetched_keys_and_values()
+                layer.memory.fetched = None
 
     def truncate(self, token_count: int) -> None:
         """Crops the KV cache to its first `token_count` tokens, even after an interrupted call.
@@ -362,15 +344,13 @@ class EsaCache(Cache):
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
 
     def reset(self) -> None:
-        """Removes all tokens from the cache."""
         self.truncate(0)
         for layer in self.kv_layers:
             layer.memory = None
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Fits the method's compressors and computes the reduced, low-dimensional keys of all
-        cached tokens, which would otherwise delay the first answer."""
+        """Fits compressors and reduces all cached keys, which would else delay the first answer."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))

@@ -74,20 +74,13 @@ def get_kv_dtype(model: Any) -> torch.dtype:
 
 @dataclass(frozen=True)
 class AttentionTraits:
-    """What distinguishes one layer's attention, such as the rotary embedding and the window.
-
-    Args:
-        rope: the rotary embedding.
-        scale: the factor of the attention logits q · k.
-        window: the number of last tokens to which the layer attends, or None for all tokens.
-        cap: the soft cap of the attention logits, or 0 for none.
-        temperature: a function from positions (n,) to factors (n,) of the queries."""
+    """What distinguishes one layer's attention, such as the rotary embedding and the window."""
 
     rope: Rope
-    scale: float
-    window: int | None = None
-    cap: float = 0.0
-    temperature: Temperature | None = None
+    scale: float  # the factor of the attention logits q · k
+    window: int | None = None  # the number of last tokens to which the layer attends; None: all
+    cap: float = 0.0  # the soft cap of the attention logits, or 0 for none
+    temperature: Temperature | None = None  # from positions (n,) to factors (n,) of the queries
 
 
 def make_attention_traits(
@@ -167,10 +160,7 @@ class LatentProjections:
         q · k          =  q_rotary · k_rotary + (A^T q_rest) · c
         sum_i a_i v_i  =  B sum_i a_i c_i
 
-    Raises ModelError: the projections have a bias.
-
-    Args:
-        module: an attention module with `kv_b_proj`, which projects latents to keys and values."""
+    `module` is an attention module with `kv_b_proj`. Raises ModelError: that has a bias."""
 
     def __init__(self, module: Any) -> None:
         self._projection: nn.Module = module.kv_b_proj
@@ -196,8 +186,7 @@ class LatentProjections:
         return latents @ self._get_kv_matrices(weighted_sums)[:, self._rest :].transpose(1, 2)
 
     def _get_kv_matrices(self, dtype_example: Tensor) -> Tensor:
-        """Returns the matrices (H, N + V, L) that project a latent (L,) to the N unrotated
-        dimensions of each head's key and to the V dimensions of its value."""
+        """Returns matrices (H, N + V, L) from latents to each head's unrotated key and value."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:

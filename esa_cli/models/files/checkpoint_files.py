@@ -1,7 +1,5 @@
-"""Reads and checks config.json and the headers of safetensors files before a model is loaded. In a
-model that also takes images or sound, finds the weights of the language model.
-
-Missing, damaged and malicious model files are reported before torch is imported."""
+"""Reads and checks config.json and the headers of safetensors files before torch is imported. In a
+model that also takes images or sound, finds the weights of the language model."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 
 @contextmanager
 def convert_read_errors(file_name: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
-    """Turns errors of other libraries that read a model's file in the block into ModelError, except
-    for out-of-memory errors."""
+    """Turns errors of other libraries, but not a lack of memory, into ModelError."""
     try:
         yield
     except Exception as error:
@@ -128,8 +125,7 @@ class WeightInfo(NamedTuple):
 
 
 def list_stored_weights(folder: Path) -> list[WeightInfo]:
-    """Returns the names, types and shapes of all tensors in a model folder's safetensors files.
-    Raises ModelError: a file is missing, damaged or cut off."""
+    """Returns all tensors in a model folder's safetensors files. Raises ModelError."""
     weights = []
     for path in list_weight_files(folder):
         damaged, hint = f"the damaged file {path}", "delete the model and fetch it again"
@@ -191,12 +187,9 @@ def check_weight_dtypes(weights: Iterable[WeightInfo], quantization: Mapping[str
 def compute_weight_bytes(
     folder: Path, weight_bytes: int, matrix_weight_bytes: float = 0, keep_quantised: bool = False
 ) -> int:
-    """Returns how many bytes all weights in a model's folder take in memory.
-
-    Args:
-        weight_bytes: the bytes of one weight.
-        matrix_weight_bytes: the bytes of one weight in a matrix that esa quantises, or 0.
-        keep_quantised: whether weights that are stored quantised stay quantised."""
+    """Returns how many bytes all weights in a model's folder take in memory, if one weight takes
+    `weight_bytes`, and one in a matrix that esa quantises `matrix_weight_bytes`, or 0 for none.
+    Weights that are stored quantised stay so if `keep_quantised`."""
     weights = list_language_model_weights(folder)
     settings = find_quantization_config(read_config_json(folder))
     check_weight_dtypes(weights, settings)
@@ -233,12 +226,10 @@ _BODIES = (
 _HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """The prefixes that replace `lm_head.` in a checkpoint of several parts."""
 _PLAIN_KINDS = {"qwen3_vl_text": "qwen3"}
-"""Maps types of language models whose rotary embedding depends on positions in an image to the type
-that computes the same for text."""
+"""Maps types whose rotary embedding depends on positions in an image to types for text alone."""
 _TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
 _BIDIRECTIONAL = "paligemma"
-"""A model type with several parts that attends to its prompt in both directions, although its
-language model alone does not."""
+"""A model type that attends to its prompt in both directions, unlike its language model."""
 
 
 def has_language_model_part(config: Mapping[str, Any]) -> bool:
@@ -264,8 +255,7 @@ def read_language_model_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_language_model_config(folder: Path) -> Any:
-    """Returns transformers' configuration object of the language model in a folder. Raises
-    ModelError: transformers cannot read the configuration."""
+    """Returns transformers' configuration of the language model in a folder. Raises ModelError."""
     return _read_model_and_checkpoint_configs(folder)[0]
 
 
@@ -351,7 +341,6 @@ def make_from_pretrained_arguments(folder: Path) -> dict[str, Any]:
 
 
 def _map_module_name(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
-    """Replaces the prefix of a module's name; `new_prefixes` maps old to new prefixes."""
     before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
     return new_prefixes[before] + module_name[len(before) :] if before else module_name
 
@@ -376,8 +365,7 @@ def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequenc
 def load_cached_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Returns metadata that `cache_model_metadata` stored for a model's files with this version of
-    transformers, or None if no usable metadata is stored."""
+    """Returns metadata that `cache_model_metadata` stored with the same packages, or None."""
     with suppress(*_UNUSABLE):
         path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
         stored = path.read_text("utf-8")
@@ -392,8 +380,7 @@ def cache_model_metadata(
     metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
     make_metadata: Callable[[], dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Caches metadata of one kind that transformers derives from a model's files, such as settings
-    with defaults, for `load_cached_metadata`."""
+    """Caches metadata that transformers derives from a model's files, such as default settings."""
     if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):

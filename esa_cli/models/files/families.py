@@ -94,13 +94,11 @@ def get_model_family(config: object) -> ModelFamily:
 
 
 def check_esa_supports_model_type(model_type: str | None) -> None:
-    """Raises ModelError if ESA cannot be attached to models of the type `model_type`."""
     if model_type not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD_HINT)
 
 
 def check_esa_supports_config(config: Any) -> None:
-    """Raises ModelError if ESA cannot be attached to a model with the configuration `config`."""
     kind = getattr(config, "model_type", "unknown")
     check_esa_supports_model_type(kind)
     list_sliding_windows(config)
@@ -138,8 +136,7 @@ _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
 }  # fmt: skip
-"""Maps other names of layer types to their names in transformers; the single characters come from
-Nemotron's `hybrid_override_pattern`."""
+"""Maps other names of layer types to transformers'; characters come from Nemotron's pattern."""
 
 
 def list_layer_types(config: Any) -> list[str]:
@@ -170,9 +167,8 @@ def has_recurrence(config: Any) -> bool:
 
 
 def list_sliding_windows(config: Any) -> list[int | None]:
-    """Returns the sliding-window size of each layer in tokens, or None for a layer that attends to
-    all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is
-    full."""
+    """Returns the sliding window of each layer in tokens, or None for a layer that attends to all
+    tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is full."""
     types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
@@ -190,15 +186,13 @@ def list_sliding_windows(config: Any) -> list[int | None]:
 
 
 def list_full_attention_layers(config: Any) -> list[int]:
-    """Returns the indices of the layers that attend to all tokens, in which an attention method
-    selects tokens. Raises ModelError: no layer does, or a layer type is unknown."""
+    """Returns the indices of the layers in which methods select tokens. Raises ModelError."""
     layers = enumerate(zip(list_layer_types(config), list_sliding_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
 def map_key_source_layers(config: Any) -> dict[int, int]:
-    """Maps the index of each layer that uses another layer's keys to the index of that other layer.
-    Raises ValueError: no such layer exists."""
+    """Maps each layer that uses another layer's keys to that other layer. Raises ValueError."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
@@ -217,8 +211,7 @@ def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
 
 
 def get_latent_quantization_block_size(config: Any) -> int:
-    """Returns how many numbers of a cached MLA latent share one scale when quantised to 8 bits, or
-    0 for a model without MLA."""
+    """Returns how many numbers of an MLA latent share one scale in 8 bits, or 0 without MLA."""
     if not get_model_family(config).latent:
         return 0
     # No block has rotary and other dimensions, since the rotary ones may be much larger.
@@ -236,15 +229,13 @@ def get_kv_head_shape(config: Any) -> tuple[int, int]:
 
 
 def _read_usual_kv_head_settings(config: Any) -> tuple[int, int]:
-    """Returns the number and the dimension of key heads as most model families name them."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
 def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
-    """Returns the number and the dimension of the key heads of each layer that stores keys, or []
-    if all layers of the model have the same key heads."""
+    """Returns number and dimension of key heads of layers that store keys, or [] if equal."""
     if not get_model_family(config).unequal_heads:
         return []
     storing = {*range(len(list_layer_types(config)))} - {*map_key_source_layers(config)}

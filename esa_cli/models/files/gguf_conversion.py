@@ -103,8 +103,7 @@ _JOINED: dict[str, tuple[tuple[str, ...], Join]] = {
     "experts.gate_up_proj": (_GATE_UP, _concatenate_tensors),
     "experts.down_proj": (("ffn_down_exps.weight",), _concatenate_tensors),
 }
-"""Maps the end of a weight's name to the layer's GGUF tensors that form the weight, and to the
-function that joins these tensors."""
+"""Maps the end of a weight's name to GGUF tensors, and to the function that joins them."""
 _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
     "sinks": (("attn_sinks.weight",), _concatenate_tensors),
     "experts.gate_up_proj": (_GATE_UP, _interleave_experts),
@@ -115,11 +114,10 @@ _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
 
 
 class _WeightConversionPlan(NamedTuple):
-    """How one weight is made from a GGUF file: the weight's shape, the names of the GGUF tensors
-    that form the weight, and the function that joins them."""
+    """How one weight is made from the tensors of a GGUF file."""
 
     shape: tuple[int, ...]
-    sources: Sequence[str]
+    sources: Sequence[str]  # names of the GGUF tensors
     join: Join
 
 
@@ -233,8 +231,7 @@ _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
 def check_gguf_pre_tokenizer(file: GgufFile) -> None:
-    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know, so
-    that the model would see other tokens than in its training."""
+    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
@@ -244,7 +241,6 @@ def check_gguf_pre_tokenizer(file: GgufFile) -> None:
 
 
 def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
-    """Writes a GGUF file's tokenizer as a tokenizer.json that splits text as the file says."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(

@@ -21,8 +21,7 @@ from esa_cli.models.files.checkpoint_files import check_config_settings
 SAFETENSORS = "use the model's safetensors files"
 _AGAIN = "fetch the file again, or convert the model with a newer llama.cpp"
 _MAX_PARTS = 1 << 21
-"""The most parts that a header may have, since each part takes an object in memory: 262,144 tokens
-and 500,000 merges make 1.5 million parts."""
+"""The most parts of a header, each an object in memory; 500,000 merges make 1.5 million parts."""
 
 
 class _SafeGgufReader(GGUFReader):
@@ -81,7 +80,6 @@ class GgufFile:
         self.architecture = str(self.metadata.get("general.architecture"))
 
     def get_setting(self, setting_name: str, default: Any = None) -> Any:
-        """Returns a setting of the model, such as `block_count`, from the GGUF file's metadata."""
         return self.metadata.get(f"{self.architecture}.{setting_name}", default)
 
     def get_tensor_shape(self, tensor_name: str) -> tuple[int, ...]:
@@ -89,15 +87,13 @@ class GgufFile:
         return tuple(self.tensors[tensor_name].shape.tolist()[::-1])
 
     def read_float_tensor(self, tensor_name: str) -> Any:
-        """Returns a dequantised tensor of the GGUF file as a numpy array of float32. Raises
-        NotImplementedError, ValueError: the package gguf cannot dequantise the type."""
+        """Returns a dequantised tensor as a numpy array of float32. Raises NotImplementedError."""
         from gguf.quants import dequantize
 
         tensor, shape = self.tensors[tensor_name], self.get_tensor_shape(tensor_name)
         return dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(numpy.float32)
 
     def make_unsupported_value_error(self, value_meaning: str, value: Any) -> ModelError:
-        """Makes the error for a value in the GGUF file that esa cannot convert."""
         message = f"{self.path.name} has {value_meaning} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 
@@ -181,8 +177,7 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
-    """Makes the transformers configuration of a GGUF file's model. Raises ModelError: a setting in
-    the file is unknown or missing."""
+    """Makes a transformers configuration. Raises ModelError: a setting is unknown or missing."""
     from transformers import AutoConfig
 
     experts = family.expert_kind if file.get_setting("expert_count") else ""

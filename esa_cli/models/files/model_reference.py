@@ -116,8 +116,7 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
 
 
 def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
-    """Returns the folder of a hub model on this machine, or None if files are missing; the weights
-    may be missing if `with_weights` is False."""
+    """Returns the folder of a hub model on this machine, or None if files are missing."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
@@ -190,7 +189,6 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 
 
 def get_pip_command() -> list[str]:
-    """Returns the command that runs the pip of this Python interpreter."""
     return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 

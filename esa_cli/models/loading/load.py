@@ -57,7 +57,7 @@ def load(
         dtype: "auto" (see `choose_torch_dtype`), "float32", "bfloat16" or "float16"; or a name in
             `QUANTIZATIONS`, by which the layers' matrices are quantised.
         tokenizer: the result of `load_tokenizer`, if the tokenizer is loaded already.
-        cache: where the KV caches of documents are stored; one of `storage.CACHES`.
+        cache: one of `storage.CACHES`.
 
     Raises:
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
@@ -101,8 +101,7 @@ def load(
 
 @contextmanager
 def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> Iterator[None]:
-    """Silences transformers while a model is loaded in the block, and turns errors of other
-    libraries into ModelError or ResourceError."""
+    """Silences transformers in the block, and turns errors into ModelError or ResourceError."""
     try:
         with quiet_transformers():
             yield
@@ -123,12 +122,9 @@ def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> It
 def load_pretrained(
     folder: Path, device: str, dtype: Any, *, quantise_as: str, keep_quantised: bool
 ) -> Any:
-    """Loads the model in a folder onto a torch device by transformers' `from_pretrained`. Raises
-    ModelError: weights are missing. Other errors come from transformers.
-
-    Args:
-        quantise_as: a name in `QUANTIZATIONS`, or "" to leave the weights as they are.
-        keep_quantised: whether weights that are stored quantised stay quantised."""
+    """Loads the model in a folder onto a torch device by transformers' `from_pretrained`, quantised
+    as a name in `QUANTIZATIONS` says, or "" for no change. Stored quantised weights are dequantised
+    unless `keep_quantised`. Raises ModelError: weights are missing, and errors of transformers."""
     from transformers import AutoModelForCausalLM
 
     options = checkpoint_files.make_from_pretrained_arguments(folder)
@@ -205,9 +201,8 @@ def choose_torch_device(device_option: str) -> str:
 
 
 def choose_torch_dtype(dtype_option: str, device: str) -> Any:
-    """Returns the torch.dtype in which a model computes, for a value of --dtype and a torch device.
-    The type for "auto" and for quantised weights is bfloat16 if the hardware supports it, else
-    float16 on a GPU and float32 on a CPU."""
+    """Returns the torch.dtype for a value of --dtype and a torch device: for "auto" and quantised
+    weights bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU."""
     import torch
 
     if dtype_option not in DTYPES:

@@ -1,8 +1,7 @@
 """Loads small language models without transformers, whose import takes longer than an answer.
 
 A `PlainDecoder` computes a model on the CPU, which is enough to find and read passages.
-transformers is imported, and makes a model of the same weights, only when an attention method runs.
-"""
+transformers makes a model of the same weights only when an attention method runs."""
 
 from __future__ import annotations
 
@@ -42,14 +41,12 @@ from esa_cli.models.tokenization.tokenizer import load_fastest_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
-"""The number of tensors that are read from a safetensors file before it is opened again, since the
-parts of an open file that were read stay in memory."""
+"""The number of tensors read before a file is opened again, since parts read stay in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazyTransformersModel(LoadedModel):
-    """A `PlainDecoder` with its tokenizer; transformers makes a model of the same weights when the
-    attribute `model` is first accessed."""
+    """A `PlainDecoder` with its tokenizer."""
 
     @cached_property
     def model(self) -> Any:
@@ -105,12 +102,10 @@ class DecoderConfig(SimpleNamespace):
     """The settings in a model's config.json and transformers' defaults, as attributes."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings of the model's configuration as a dict."""
         return dict(vars(self))
 
 
 def can_load_without_transformers(config_settings: Mapping[str, Any]) -> bool:
-    """Whether a `PlainDecoder` can compute a model with the settings `config_settings`."""
     rope = config_settings.get("rope_parameters") or {}
     return (
         can_fuse_layers(DecoderConfig(**config_settings))
@@ -153,8 +148,7 @@ class PlainDecoder(nn.Module):
     def load(
         cls, model_folder: Path, config_settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """Loads a decoder with the weights in a model's folder, or returns None if the weights are
-        too large for `FusedForward`, or do not match the decoder's parameters."""
+        """Loads a decoder, or returns None if the weights are too large or do not match."""
         model = cls(DecoderConfig(**config_settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:

@@ -60,8 +60,7 @@ def get_bytes_per_weight(quantise_as: str, unquantised_bytes: int) -> float:
 
 
 def check_quantization_available(quantise_as: str, device: str) -> None:
-    """Raises UsageError if weights cannot be quantised as `quantise_as`, a name in `QUANTIZATIONS`,
-    on the torch device `device`, or if the Python package that does so is missing."""
+    """Raises UsageError if a device, or a missing package, cannot quantise weights in this way."""
     way, kind = QUANTIZATIONS[quantise_as], device.partition(":")[0]
     if kind not in way.devices:
         message = f"--dtype {quantise_as} needs a device of the type {' or '.join(way.devices)}"
@@ -102,8 +101,7 @@ def weights_stay_quantised(config: Mapping[str, Any], device: str) -> bool:
 def describe_quantization(
     config: dict[str, Any], device: str, quantise_as: str, dtype_name: str
 ) -> str:
-    """Returns a description such as "quantised by fp8, dequantised to bfloat16", or "" for a model
-    that is stored unquantised."""
+    """Returns, for example, "quantised by fp8, dequantised to bfloat16", or "" if not quantised."""
     if not (method := read_quantization_method(config)):
         return ""
     kept = not quantise_as and weights_stay_quantised(config, device)
@@ -133,8 +131,7 @@ def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:
 
 
 def rearrange_bitsandbytes_weights(model: Any) -> None:
-    """Makes bitsandbytes rearrange a model's weights for the CPU now instead of at the first
-    forward call, so that the model's fingerprint never changes."""
+    """Rearranges weights before the first forward call, so that the fingerprint stays."""
     import torch
 
     if read_quantization_method(model.config.to_dict()) == "bitsandbytes":

@@ -15,12 +15,8 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 class AnswerStreamer:
     """Decodes the tokens of an answer as they arrive, and passes only complete characters on.
 
-    Args:
-        on_text: a function that is called with each new piece of the answer's text.
-
     Attributes:
-        text: the text of the answer so far.
-        count: the number of the answer's tokens so far.
+        text, count: the text of the answer so far, and the number of its tokens.
         last: the latest token id, or None before the first token.
         first: when the first token arrived, as `time.perf_counter` says, or None before."""
 
@@ -60,8 +56,7 @@ def generate(
     temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
     streamer: AnswerStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Generates an answer to a prompt by the `generate` of a transformers model, and returns the
-    token ids of the answer.
+    """Returns the token ids of an answer that a transformers model generates for a prompt.
 
     The model's generation settings are ignored, apart from special token ids, since a penalty for
     repetition, for example, would penalise answers that quote the document in the prompt.
@@ -101,6 +96,5 @@ def generate(
 
 
 def list_end_token_ids(model: Any) -> list[int]:
-    """Returns the token ids with which a model ends an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

@@ -194,7 +194,6 @@ def can_fuse_model(model: Any) -> bool:
 
 
 def can_fuse_layers(config: object) -> bool:
-    """Whether `FusedForward` can compute the layers of a model with the configuration `config`."""
     others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
@@ -205,7 +204,6 @@ def can_fuse_layers(config: object) -> bool:
 
 
 def get_head_dimension(config: Any) -> int:
-    """Returns the dimension of a model's attention heads."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
@@ -222,7 +220,6 @@ def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of at most `GROUP` consecutive indices of sequences."""
     for at in range(0, len(indices), GROUP):
         yield indices[at : at + GROUP]
 
@@ -258,8 +255,7 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
-        """Loads a LoRA adapter of a model from a folder. Raises ModelError: the adapter is missing,
-        damaged, of an unsupported kind or of another model."""
+        """Loads a LoRA adapter of a model. Raises ModelError: it is missing or unsuitable."""
         with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)

@@ -1,8 +1,7 @@
-"""Loads the tokenizers of models, and tokenises long texts: a `StandaloneTokenizer` needs no
-transformers, whose import takes longer than reading a tokenizer's file.
+"""Loads the tokenizers of models, and tokenises long texts.
 
-`StandaloneTokenizer` needs only the package tokenizers, and metadata that is cached when
-transformers loads the same tokenizer for the first time."""
+A `StandaloneTokenizer` needs no transformers, whose import is slow, but only the package tokenizers
+and metadata that is cached when transformers first loads the tokenizer."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder by transformers. Raises ModelError: the tokenizer is
-    missing, damaged or refused."""
+    """Loads a folder's tokenizer by transformers. Raises ModelError: it is missing or refused."""
     check_tokenizer_files_exist(folder)
     hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
     with convert_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
@@ -60,13 +58,11 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 _MAX_EXPANSION, _MAX_ID = 64, 1 << 23
-"""The most characters that may replace one character, and the largest token id; the largest
-vocabularies have 2**18 tokens."""
+"""The most characters that replace one, and the largest token id; usual are up to 2**18."""
 
 
 def _check_tokenizer_limits(backend: Any, folder: Path) -> None:
-    """Raises ModelError if a tokenizer replaces one character by so many that a page would take
-    minutes, or has such large token ids that its tables would not fit into memory."""
+    """Raises ModelError if a tokenizer could take minutes for a page, or fill the memory."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -86,8 +82,7 @@ _tokenizers_being_loaded: dict[Path, Future[StandaloneTokenizer | None]] = {}
 
 
 def begin_loading_standalone_tokenizer(folder: Path) -> None:
-    """Starts a thread that loads the tokenizer in a model's folder for the next call of
-    `load_standalone_tokenizer`, while the main thread imports torch."""
+    """Starts a thread that loads the tokenizer for the next call of `load_standalone_tokenizer`."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
     _tokenizers_being_loaded[folder] = thread.submit(_load_tokenizer_and_metadata, folder)
     thread.shutdown(wait=False)
@@ -101,8 +96,7 @@ def load_standalone_tokenizer(folder: Path) -> StandaloneTokenizer | None:
 
 
 def load_fastest_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder: a `StandaloneTokenizer` if possible, else the
-    tokenizer of transformers. Raises ModelError: the tokenizer cannot be read."""
+    """Loads a `StandaloneTokenizer` if possible, else that of transformers. Raises ModelError."""
     return load_standalone_tokenizer(folder) or load_tokenizer(folder)
 
 
@@ -129,8 +123,7 @@ _MEMBERS = (
 
 
 def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Returns the digest of a transformers tokenizer's tokenizer.json, or {} if a
-    `StandaloneTokenizer` would tokenise differently."""
+    """Returns the digest of tokenizer.json, or {} if a `StandaloneTokenizer` would differ."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
@@ -160,8 +153,7 @@ def _load_tokenizer_backend(folder: Path) -> Any:
 
 
 _encoding_lock = Lock()
-"""A lock for encoding: the shared backend has a setting that says whether the text of special
-tokens is split, and another thread must not change the setting meanwhile."""
+"""A lock, since the shared backend has a setting that says whether special tokens are split."""
 _CALL_OPTIONS = {"add_special_tokens", "split_special_tokens", "return_offsets_mapping", "verbose"}
 
 
@@ -264,7 +256,6 @@ class TokenArrays(NamedTuple):
 def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
     """Returns the tokens of a document's text; the names of special tokens in the text count as
     plain text. Raises DocumentError: the text cannot be divided into windows of limited length."""
-
     import numpy
 
     def encode_text_part(text_part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
@@ -282,16 +273,14 @@ def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
 
 
 def count_tokens(folder: Path, text: str) -> int:
-    """Returns the number of tokens of a document's text for the model in a folder. Raises
-    ModelError: the tokenizer cannot be read. DocumentError: see `tokenise_text`."""
+    """Returns the number of tokens of a text. Raises ModelError, DocumentError."""
     with convert_read_errors(f"the tokenizer in {folder}"):
         return len(tokenise_text(load_fastest_tokenizer(folder), text).ids)
 
 
 def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
     """Yields the tokens of a text, tokenised in overlapping parts, as arrays (n, 3) of token id,
-    first and end character. Raises DocumentError: two windows of `LONGEST` characters share no
-    token."""
+    first and end character. Raises DocumentError: windows of `LONGEST` share no token."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
@@ -335,8 +324,7 @@ def _find_token_shared_by_windows(
     tokens: NDArray[numpy.int32], next_tokens: NDArray[numpy.int32], overlap_start: int,
     overlap_end: int, text: str,
 ) -> tuple[int, int] | None:  # fmt: skip
-    """Returns the indices of one token in two overlapping windows, at which the next window can
-    continue the first, or None if the windows' tokens differ in the overlap."""
+    """Returns a token's indices in two overlapping windows, or None if the windows differ there."""
     import numpy
 
     bounds = (overlap_start + OVERLAP // 4, overlap_end - OVERLAP // 4)

@@ -1,15 +1,13 @@
 """The catalogue of a library, a sqlite database that finds ingested files and words in texts.
 
-The table `files` has the path, the size and time, and the text's digest of each ingested file. The
-tables `texts` and `passages` have the words of each text, for full-text search. If the catalogue is
-missing or damaged, it is created again from the stored documents, and from the files in which `esa
-ingest --words` records the contents of folders. Sqlite uses a rollback journal, because a
-write-ahead log needs memory that all processes share, and several machines may use one library.
+If the catalogue is missing or damaged, it is created again from the stored documents, and from the
+files in which `esa ingest --words` records the contents of folders. Sqlite uses a rollback journal,
+because a write-ahead log needs memory that all processes share, and several machines may use one
+library.
 
 A stored document is called former if its file was removed or has another text now, and no other
 file has the document's text. All other documents are called present, including documents from
-standard input, from another machine, or from a disk that is not mounted.
-"""
+standard input, from another machine, or from a disk that is not mounted."""
 
 from __future__ import annotations
 
@@ -50,7 +48,6 @@ BUSY_S = 30.0
 COMMIT_S, MAX_WRITES = 1.0, 100
 """The longest time in seconds, and the largest number of changes, between two transactions."""
 CatalogueChange = Callable[[], object]
-"""A function that changes the catalogue, to be called in a transaction."""
 PASSAGE_WORDS = 150
 """Content words of a passage: about 300 words of English if stop words are counted."""
 WHOLE_TEXT_WEIGHT = 0.6
@@ -87,35 +84,27 @@ ORDER BY score DESC, characters DESC, id
 
 
 class FileRecord(NamedTuple):
-    """The record of an ingested file in the catalogue of a library.
+    """The record of an ingested file in the catalogue of a library."""
 
-    Args:
-        path: absolute path of the file. stamp: the file's size and times, to notice changes.
-        digest: digest of the file's text, or empty if the file cannot be read.
-        why, hint: why the file cannot be read, and what to try.
-        folder: the folder for which `esa ingest --words` recorded the file, or empty."""
-
-    path: str
-    stamp: str
-    digest: str
+    path: str  # absolute
+    stamp: str  # the file's size and times, to notice changes
+    digest: str  # of the file's text, or empty if the file cannot be read
     bytes: int
-    why: str = ""
-    hint: str = ""
-    folder: str = ""
+    why: str = ""  # why the file cannot be read
+    hint: str = ""  # what to try if the file cannot be read
+    folder: str = ""  # for which `esa ingest --words` recorded the file, or empty
 
     @property
     def is_file_unchanged(self) -> bool:
-        """Whether the recorded file is unchanged since its record was written."""
         try:
             return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
             return False
 
 
-def _encode_text_with_lone_surrogates(database_value: Any) -> Any:
+def _encode_text_with_lone_surrogates(value: Any) -> Any:
     """Converts text with lone surrogates, such as a file name that is not UTF-8, to bytes."""
-    lone = isinstance(database_value, str) and has_lone_surrogate(database_value)
-    return encode_text(database_value) if lone else database_value
+    return encode_text(value) if isinstance(value, str) and has_lone_surrogate(value) else value
 
 
 def _decode_file_record(database_row: Iterable[Any]) -> FileRecord:
@@ -151,7 +140,7 @@ class FileRecordTable:
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def list_records_in_folder(self, folder: str) -> list[FileRecord]:
-        """Returns the records of all ingested files in a folder and the folder's subfolders."""
+        """Returns the records of all ingested files in a folder and its subfolders."""
         start = os.path.join(folder, "")
         return [record for record in self.list_records() if record.path.startswith(start)]
 
@@ -161,7 +150,7 @@ class FileRecordTable:
 
 
 class TextSearchHit(NamedTuple):
-    """The digest of a text that has words of a question, and the text's score for the question."""
+    """The digest of a text that has words of a question, and the text's score."""
 
     digest: str
     score: float
@@ -170,13 +159,12 @@ class TextSearchHit(NamedTuple):
 class TextIndex:
     """Searches texts by words with sqlite's full-text search (FTS5). Callers open the transactions.
 
-    Each text is indexed as passages of 150 content words, which BM25 scores for each word of a
-    question. A text's score is a sum of two terms:
+    Each text is indexed as passages of 150 content words. A text's score is a sum of two terms, the
+    second of which counts words in other passages, such as a name in the title:
 
         max over passages of (sum over words of BM25 score)
         + 0.6 * sum over words of (max over passages of BM25 score).
 
-    The second term of a text's score counts words in other passages, such as a name in the title.
     Each word of a question is stemmed in every language of the library's texts."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -228,8 +216,7 @@ class TextIndex:
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
     def rank_texts(self, question: str) -> list[TextSearchHit]:
-        """Returns the texts that have a word of the question, by descending score; texts of equal
-        scores are sorted by descending length."""
+        """Returns the texts that have a word of the question, by descending score and length."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -283,7 +270,6 @@ class FileRecordLookup:
         return [record for record in known if record.is_file_unchanged] or known
 
     def divide_by_presence(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
-        """Divides stored documents into present documents and those whose text no file has now."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._update_entry_file_path(entry)
@@ -330,14 +316,12 @@ class Catalogue:
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
-        """In a `with` block, makes one transaction of all changes of the catalogue."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
 
     def list_present_and_former(self) -> PresentAndFormerEntries:
-        """Divides the library's documents into present documents and those whose text no file has
-        now, both sorted by last use. Raises LibraryError: the folder cannot be read."""
+        """Divides the library's documents, both parts by last use. Raises LibraryError."""
         entries = document_files.read_manifests(self._paths)
         return self.load_file_record_lookup().divide_by_presence(entries)
 
@@ -345,8 +329,7 @@ class Catalogue:
         return FileRecordLookup(self._paths, self.files.list_records())
 
     def save_file_records_of_folder(self, folder: str) -> None:
-        """Saves the records of a folder of `esa ingest --words` in a file, from which a new
-        catalogue can read them again. Raises LibraryError, DiskError."""
+        """Saves the records of a folder, for new catalogues. Raises LibraryError, DiskError."""
         synced = self.files.list_records_of_synced_files()
         records = [record._asdict() for record in synced if record.folder == folder]
         path = _get_folder_records_path(self._paths, folder)
@@ -375,9 +358,8 @@ class Catalogue:
                     change()
 
     def index_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
-        """Adds the texts of stored documents to the index of words, and returns an error for each
-        document whose text cannot be read. `progress` is called with the numbers of texts done and
-        of all texts that the index lacked."""
+        """Adds the missing texts of stored documents to the index of words, and returns an error
+        for each document whose text cannot be read. `progress` gets the texts done and to do."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
         keys = map_text_digests_to_document_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
@@ -501,9 +483,8 @@ def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[C
 
 @contextmanager
 def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Iterator[Catalogue]:
-    """Opens the library's catalogue or, with `always_copy` or if the catalogue cannot be written, a
-    temporary copy of the catalogue. Raises LibraryError: the folder is not a library, or cannot be
-    read. DiskError: the disk is full."""
+    """Opens the library's catalogue or, with `always_copy` or if it cannot be written, a temporary
+    copy. Raises LibraryError: the folder is not a library, or cannot be read. DiskError."""
     with ExitStack() as stack:
         opened = None
         with suppress(EsaError):
@@ -556,7 +537,7 @@ def _set_up_catalogue(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Co
 
 
 def create_catalogue_tables(db: sqlite3.Connection) -> None:
-    """Creates a catalogue's missing tables. Raises LibraryError: sqlite3 lacks full-text search."""
+    """Creates missing tables. Raises LibraryError: sqlite3 lacks full-text search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     try:
@@ -600,5 +581,5 @@ def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
                 (paths.root / (NAME + suffix)).unlink(missing_ok=True)
 
 
-def _get_sqlite_error_code(sqlite_error: Exception) -> int:
-    return getattr(sqlite_error, "sqlite_errorcode", 0) & 0xFF
+def _get_sqlite_error_code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -3,8 +3,7 @@
 Most files of a library begin with the line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
 covers the kind, format, length and contents of the file. While a file is written, the file has the
 name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files that have
-other names than the files of a library are never listed, counted or removed.
-"""
+other names than the files of a library are never listed, counted or removed."""
 
 from __future__ import annotations
 
@@ -52,10 +51,8 @@ _FREE_SPACE = "free some space with `esa library prune`, or point ESA_LIBRARY to
 
 
 def get_library_folder() -> Path:
-    """Returns the folder of the library: $ESA_LIBRARY if the variable is set, else `library` in the
-    user's data folder for esa. Raises LibraryError."""
-    chosen = os.environ.get(ROOT)
-    if chosen:
+    """Returns $ESA_LIBRARY, or else `library` in the user's data folder. Raises LibraryError."""
+    if chosen := os.environ.get(ROOT):
         return expand_home_folder(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
@@ -81,7 +78,7 @@ def is_manifest_file_name(file_name: str) -> bool:
 
 
 class LibraryPaths:
-    """The paths of the files in a library's folder, and the locks of the library."""
+    """The paths of the files in a library's folder, and the library's locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -147,7 +144,7 @@ class LibraryPaths:
             return default_time
 
     def is_complete_file_name(self, path: Path) -> bool:
-        """Whether a path has the form that esa gives to completely written files of the library."""
+        """Whether a path has the form of a completely written file of the library."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None
@@ -171,11 +168,8 @@ class LibraryPaths:
         self, lock_name: str, on_wait: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Holds the lock of a document, or of the whole library, until the `with` block ends.
-        Raises LibraryError, DiskError: the lock's file cannot be created, or locks do not work.
-
-        Args:
-            lock_name: the document's key, or "library".
-            on_wait: called every half second while another process holds the lock; may raise."""
+        `lock_name` is a key or "library"; `on_wait`, which may raise, is called every half second
+        of waiting. Raises LibraryError, DiskError: the lock's file cannot be made or locked."""
         import filelock  # takes as long as the rest of the room's imports
 
         # Marker files in place of locks would stay after a kill.
@@ -244,7 +238,6 @@ def unpack_checksummed_file(
 
     Args:
         data: the file's bytes, or the bytes of a segment file's header.
-        path, document_key: the file and its document, for error messages.
         expected_digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():
@@ -273,8 +266,7 @@ def read_file_bytes(path: Path, document_key: str) -> bytes:
 def read_checksummed_file(
     path: Path, file_kind: str, document_key: str, expected_digest: str | None = None
 ) -> bytes:
-    """Reads a file, checks its digest, and returns the payload after the digest. Raises
-    LibraryError: the file is missing, damaged, unreadable or of another format."""
+    """Reads a file, and returns the payload after the digest, once checked. Raises LibraryError."""
     data = read_file_bytes(path, document_key)
     return unpack_checksummed_file(data, file_kind, path, document_key, expected_digest)
 

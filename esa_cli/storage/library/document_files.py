@@ -13,8 +13,7 @@ layer and the token's number, so that a valid record in a wrong place is noticed
 
 A segment's name begins with a hash of all tokens up to the segment's end, so that two documents
 with the same beginning share their first segments. A segment's hash also covers the tokens on which
-the projections to reduced keys are fitted (`Layout.fit`).
-"""
+the projections to reduced keys are fitted (`Layout.fit`)."""
 
 from __future__ import annotations
 
@@ -63,36 +62,22 @@ class LayerByteOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype of the keys, values and reduced keys of a KV cache on disk.
-
-    Args:
-        layers: number of layers. heads: G, the number of key/value heads. dim: D, the head
-            dimension. dtype: the dtype of keys and values, such as "float32".
-        kind: `native` stores keys and values unchanged, `int8` quantised.
-        reduced: R of each layer, 0 for a layer without reduced keys; by default no layer has any.
-        reduced_dtype: by default `dtype`. segment: number of tokens in a segment.
-        fit: number of a document's first tokens on which the compressor is fitted.
-        shared: whether the keys are also the values and stored once (MLA).
-        block: how many numbers of a head share a scale in int8; by default D.
-        states: number of the model's recurrent layers, whose states have a file of their own.
-        shapes: G and D of each layer if layers differ; read by `make_layer_layout`.
-
-    Raises:
-        ValueError: the layout's values contradict each other."""
+    """The shape and dtype of the keys, values and reduced keys of a KV cache on disk. Raises
+    ValueError: the layout's values contradict each other."""
 
     layers: int
-    heads: int
-    dim: int
-    dtype: str
-    kind: Literal["native", "int8"] = "native"
-    reduced: tuple[int, ...] = ()
-    reduced_dtype: str = ""
-    fit: int = 0
-    segment: int = SEGMENT
-    shared: bool = False
-    block: int = 0
-    states: int = 0
-    shapes: tuple[tuple[int, int], ...] = ()
+    heads: int  # G, the number of key/value heads
+    dim: int  # D, the head dimension
+    dtype: str  # of keys and values, such as "float32"
+    kind: Literal["native", "int8"] = "native"  # whether keys and values are quantised
+    reduced: tuple[int, ...] = ()  # R of each layer, or 0; by default no layer has reduced keys
+    reduced_dtype: str = ""  # by default `dtype`
+    fit: int = 0  # number of a document's first tokens on which the compressor is fitted
+    segment: int = SEGMENT  # number of tokens in a segment
+    shared: bool = False  # whether the keys are also the values and stored once (MLA)
+    block: int = 0  # how many numbers of a head share a scale in int8; by default D
+    states: int = 0  # number of the model's recurrent layers, whose states have a file
+    shapes: tuple[tuple[int, int], ...] = ()  # G and D of each layer if layers differ
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     def __post_init__(self) -> None:
@@ -120,7 +105,6 @@ class Layout:
             raise ValueError(f"the values of the layout contradict each other: {vars(self)}")
 
     def make_layer_layout(self, layer: int) -> Layout:
-        """Returns the layout of one layer, with the heads and the head dimension of this layer."""
         return _compute_layer_layout(self, layer) if self.shapes else self
 
     @property
@@ -201,40 +185,29 @@ def compute_segment_hashes(identity: str, token_ids: Sequence[int], layout: Layo
 
 
 def extract_segment_hash(segment_name: str) -> str:
-    """Returns the hash of tokens with which the name of a segment file begins."""
     return segment_name.partition("-")[0]
 
 
 @dataclass(frozen=True)
 class LibraryEntry:
-    """The manifest of a document stored in the library.
+    """The manifest of a document stored in the library."""
 
-    Args:
-        key: the document's name in the library. identity: model and settings of its prefill.
-        layout: the shape of its rows. tokens: number of tokens, including `head` prompt tokens.
-        segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
-        sizes: bytes on disk of `segments`, `fit` and each of `unshared_file_suffixes`.
-        digests: digests of the files of text and tokens.
-        text_sha256, characters: digest and length of the text.
-        marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
-        created, used: seconds since 1970 of the ingest and of the last time of opening.
-        error: why the document cannot be used; other fields are then empty."""
-
-    key: str
-    identity: str = ""
+    key: str  # the document's name in the library
+    identity: str = ""  # model and settings of the prefill
     layout: Layout = Layout(1, 1, 1, "float32")
-    tokens: int = 0
+    tokens: int = 0  # number of tokens, including `head` tokens of the prompt
     head: int = 0
-    segments: tuple[str, ...] = ()
-    fit: str = NO_FIT
-    sizes: dict[str, int] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    segments: tuple[str, ...] = ()  # names
+    fit: str = NO_FIT  # the name of the projections
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of segments, fit, unshared files
+    digests: dict[str, str] = field(default_factory=dict)  # of the files of text and tokens
     text_sha256: str = ""
     characters: int = 0
-    marks: tuple[tuple[int, int | None, str | None], ...] = ()
-    provenance: dict[str, Any] = field(default_factory=dict)
-    created: float = 0.0
-    used: float = 0.0
+    marks: tuple[tuple[int, int | None, str | None], ...] = ()  # pages and chapters
+    provenance: dict[str, Any] = field(default_factory=dict)  # `name`, `source` and more
+    created: float = 0.0  # seconds since 1970
+    used: float = 0.0  # seconds since 1970 of the last time of opening
+    # Why the document is unusable; other fields are then empty.
     error: LibraryError | None = field(default=None, compare=False)
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT | {"arbitrary_types_allowed": True}
 
@@ -330,8 +303,7 @@ def read_manifest(paths: LibraryPaths, document_key: str) -> LibraryEntry:
 
 
 def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: bytes) -> LibraryEntry:
-    """Decodes the bytes of a manifest's file. Raises LibraryError: the bytes are damaged, of
-    another format, or the manifest of another document."""
+    """Decodes a manifest. Raises LibraryError, as `read_manifest`."""
     path = paths.get_document_path(document_key)
     payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, document_key)
     stored = json.loads(payload)
@@ -424,12 +396,8 @@ def write_segment_file(
     path: Path, document_key: str, layout: Layout, token_count: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
-    """Writes a segment file with the KV cache of up to 4,096 tokens. Raises OSError.
-
-    Args:
-        document_key: the document that the caller has locked.
-        token_count: number of tokens in the segment.
-        layers: for each layer, keys and values (n, width) and reduced keys (n, R) of all tokens."""
+    """Writes a segment file with the KV cache of n tokens of a locked document: each layer's keys
+    and values (n, width) and reduced keys (n, R). Raises OSError."""
     import numpy
     import torch
     import xxhash
@@ -468,12 +436,8 @@ def write_segment_file(
 
 class KVSegmentFile:
     """A memory-mapped file with the KV cache of up to 4,096 tokens. Raises LibraryError: the file
-    is missing, its header is damaged, or the file is of another format or another segment.
-
-    Args:
-        tokens: the expected number of tokens.
-        key: the document's key, for error messages.
-        name: the segment's name, if it differs from the file's name."""
+    is missing, its header is damaged, or the file is of another format or another segment. The
+    segment has the name `name`, by default the file's."""
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
         import torch
@@ -557,8 +521,7 @@ class KVSegmentLayer:
             good[new] = True
 
     def read_encoded_tokens(self, first_token: int, end_token: int) -> Tensor:
-        """Returns the stored bytes of the keys and values of a range of tokens, one row per token.
-        Raises LibraryError: the bytes are damaged."""
+        """Returns the stored bytes of a range of tokens, one row per token. Raises LibraryError."""
         import numpy
 
         self.verify_token_checksums(numpy.arange(first_token, end_token))

@@ -8,8 +8,7 @@ document's other files, and finally the manifest.
 Before the first segment is written, all segments that the document will have are listed in a file
 (claim). Only `Library.prune` removes claimed segments, and only if no process is storing the
 document. A document's manifest is removed before the document's other files, so that a killed
-process never leaves a manifest without files.
-"""
+process never leaves a manifest without files."""
 
 from __future__ import annotations
 
@@ -41,26 +40,18 @@ OTHER_BYTES = 48
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The documents that `Library.prune` removed or, as a dry run, would remove.
-
-    Args:
-        leftovers: number of removed files of killed ingests. freed: number of bytes freed.
-        left: bytes of the remaining files. left_alone: unusable documents, which are not removed.
-    """
+    """The documents that `Library.prune` removed or, as a dry run, would remove."""
 
     removed: tuple[LibraryEntry, ...]
-    leftovers: int
-    freed: int
-    left: int
-    left_alone: tuple[LibraryEntry, ...] = ()
+    leftovers: int  # removed files of killed ingests
+    freed: int  # bytes
+    left: int  # bytes of the remaining files
+    left_alone: tuple[LibraryEntry, ...] = ()  # unusable documents, which are not removed
 
 
 class StoredDocument:
-    """A stored document opened for questions; the files of its KV cache are memory-mapped. Raises
-    LibraryError: a file of the document is missing, damaged or of another format.
-
-    Attributes:
-        offsets: (n, 2), first character and end of each token in `text`."""
+    """A stored document opened for questions, with memory-mapped KV cache; `offsets` (n, 2) are the
+    first character and the end of each token. Raises LibraryError: a file is missing or damaged."""
 
     def __init__(self, paths: LibraryPaths, entry: LibraryEntry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
@@ -80,8 +71,7 @@ class StoredDocument:
         return list(self._ids.tolist())
 
     def read_encoded_layer(self, layer_index: int = 0) -> Tensor:
-        """Returns the stored bytes of all tokens' keys and values in one layer, one row per token.
-        Raises LibraryError: the bytes are damaged."""
+        """Returns the stored bytes of one layer, one row per token. Raises LibraryError."""
         import torch
 
         layers = [document_files.KVSegmentLayer(one, layer_index) for one in self.segments]
@@ -89,11 +79,8 @@ class StoredDocument:
 
 
 class DocumentWriter:
-    """Writes the files of a document while `Library.open_writer` locks the document.
-
-    Attributes:
-        segments: the segments of the document's KV cache on disk, which documents may share.
-        wrote: whether the writer has written a file. is_finished: whether the document exists."""
+    """Writes the files of a document while `Library.open_writer` locks the document. `wrote` says
+    whether a file was written, and `is_finished` whether the document exists."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -118,7 +105,7 @@ class DocumentWriter:
     def _open_usable_segments(
         self, segment_hashes: Sequence[str], projections_hash: str
     ) -> list[KVSegmentFile]:
-        """Opens segment files by the hashes in their names, up to the first damaged file."""
+        """Opens segment files up to the first damaged file."""
         segments = list[KVSegmentFile]()
         with suppress(LibraryError):
             for i, token_hash in enumerate(segment_hashes):
@@ -135,11 +122,8 @@ class DocumentWriter:
 
     def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
         """Writes the next segment of the document's KV cache, unless another document with the same
-        first tokens has stored the segment. Raises LibraryError, DiskError: the disk is full.
-
-        Args:
-            layers: for each layer, keys and values (n, width) and reduced keys (n, R) of n tokens;
-                n is `layout.segment`, except in the last segment."""
+        first tokens has stored it: each layer's keys and values (n, width) and reduced keys (n, R)
+        of n tokens, `layout.segment` except in the last segment. Raises LibraryError, DiskError."""
         count = min(self.layout.segment, len(self.ids) - self.stored_token_count)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
         try:
@@ -168,7 +152,7 @@ class DocumentWriter:
         ValueError: segments or offsets are missing. DiskError: the disk is full.
 
         Args:
-            text: the document's text. offsets: (n, 2), first character and end of each token.
+            offsets: (n, 2), first character and end of each token in `text`.
             marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
@@ -199,10 +183,7 @@ class DocumentWriter:
 
 
 class Library:
-    """The documents that esa has stored in one folder.
-
-    Args:
-        root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
+    """The documents that esa has stored in the folder `root`, by default `get_library_folder()`."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = disk.get_library_folder() if root is None else root
@@ -212,8 +193,7 @@ class Library:
         return disk.compute_document_key(prefill_identity, text)
 
     def find_entry(self, document_key: str) -> LibraryEntry | None:
-        """Returns the entry of a document, or None if the library has no such document. Raises
-        LibraryError: the manifest is damaged or of another format, or the folder is unreadable."""
+        """Returns the entry of a document, or None if there is none. Raises LibraryError."""
         self._paths.refuse_folder_without_marker()
         keys = [document_key] if self._paths.has_document(document_key) else []
         for entry in document_files.read_manifests(self._paths, keys):
@@ -222,20 +202,17 @@ class Library:
         return None
 
     def entries(self) -> list[LibraryEntry]:
-        """Returns the stored documents, even damaged ones, the most recently used first, but not
-        those whose file was removed or changed. Raises LibraryError: the folder is no library."""
+        """Returns the present documents, even damaged ones, by last use. Raises LibraryError."""
         return self.list_present_and_former().present
 
     def list_present_and_former(self) -> PresentAndFormerEntries:
-        """Divides stored documents into present documents and those whose text no file has now."""
         self._paths.refuse_folder_without_marker()
         entries = document_files.read_manifests(self._paths)
         return catalogue.load_file_record_lookup(self._paths).divide_by_presence(entries)
 
     def match_entries(self, id_name_or_source: str) -> list[LibraryEntry]:
-        """Finds documents by the first digits of their key, at least 4, or else by their name or
-        source. Documents whose text no file has now are returned only if no other document matches.
-        Raises LibraryError: the folder is unreadable or no library."""
+        """Finds documents by the first digits of their key, at least 4, or else by name or source;
+        former documents only if no other matches. Raises LibraryError: the folder is unreadable."""
         paths, wanted = self._paths, id_name_or_source
         paths.refuse_folder_without_marker()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
@@ -247,7 +224,6 @@ class Library:
         return present or former
 
     def list_text_digests(self) -> set[str]:
-        """Returns the digests of the texts of all documents. Raises LibraryError."""
         self._paths.refuse_folder_without_marker()
         return set(catalogue.map_text_digests_to_document_keys(self._paths))
 
@@ -270,7 +246,6 @@ class Library:
         return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or a temporary copy if the file cannot be written."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
     def estimate_document_size(self, token_count: int, layout: Layout, state_bytes: int = 0) -> int:
@@ -296,16 +271,13 @@ class Library:
     ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
         """Yields a writer of a document, or the document's entry if another process has stored the
         document. If the `with` block ends without `finish_document`, complete segments stay on
-        disk, from which the next ingest resumes.
+        disk, from which the next ingest resumes. Raises DiskError: the document does not fit on
+        the disk. LibraryError: the library cannot be written, or the document is damaged.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
             ids: all token ids. on_wait: called while another process holds the document's lock.
-            state_bytes: number of bytes of the model's recurrent states.
-
-        Raises:
-            DiskError: the document does not fit on the disk. LibraryError: the library cannot be
-                written, or the document exists and is damaged."""
+            state_bytes: number of bytes of the model's recurrent states."""
         paths = self._paths
         paths.create_library_folders()
         with paths.hold_lock(key, on_wait):
@@ -328,8 +300,7 @@ class Library:
             yield entry
 
     def open_document(self, entry: LibraryEntry) -> StoredDocument:
-        """Opens a document for questions, and records the time as that of the document's last use.
-        Raises LibraryError: a file of the document is missing, damaged or of another format."""
+        """Opens a document for questions, which counts as its last use. Raises LibraryError."""
         entry.raise_error_if_unusable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
@@ -377,8 +348,7 @@ class Library:
         return errors
 
     def remove(self, entry: LibraryEntry) -> int:
-        """Removes a document's files, except those that other documents may need, and returns how
-        many bytes are freed. Raises LibraryError, DiskError: a file cannot be removed."""
+        """Removes the files that only this document needs, and returns the bytes freed."""
         paths = self._paths
         paths.create_library_folders()
         with disk.convert_write_errors(self.root), paths.hold_lock("library"):
@@ -458,12 +428,11 @@ def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
 
 
 def make_needed_file_filter(
-    paths: LibraryPaths, entries: Iterable[LibraryEntry], *, with_abandoned_claims: bool
+    paths: LibraryPaths, entries: Sequence[LibraryEntry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
     """Returns a function that says whether a file of segments or projections is needed by one of
     the documents `entries`, or by a document that is being stored. The caller must hold the
     library's lock. If `with_abandoned_claims`, claims of killed processes count."""
-    entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False

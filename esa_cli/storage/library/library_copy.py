@@ -3,8 +3,7 @@
 An archive is an uncompressed tar of a library's files, beginning with the library's marker file. A
 file's name is a hash of its contents, so files that the target library already has are not copied
 again. Every file of a document is checked when it is copied. A document's manifest is copied last,
-because a document with a manifest counts as complete. Copying can be stopped and continued.
-"""
+because a document with a manifest counts as complete. Copying can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -35,15 +34,10 @@ class DamagedSourceError(LibraryError):
 
 @dataclass
 class LibraryCopyResult:
-    """The documents copied between two libraries, and the errors of damaged documents.
+    """The documents copied between two libraries, and the errors of damaged documents."""
 
-    Args:
-        copied: keys of the copied documents.
-        already_there: number of documents that the target library had before.
-        bytes: number of bytes copied. failed: an error for each damaged document."""
-
-    copied: list[str] = field(default_factory=list)
-    already_there: int = 0
+    copied: list[str] = field(default_factory=list)  # keys
+    already_there: int = 0  # number of documents that the target library had before
     bytes: int = 0
     failed: list[LibraryError] = field(default_factory=list)
 
@@ -57,8 +51,7 @@ class FileByteRange(NamedTuple):
 
 
 class SourceLibrary:
-    """A library from which documents are copied: a folder or an archive file. Raises LibraryError:
-    the folder or archive is not a library, or the archive is cut off."""
+    """A folder or archive file from which documents are copied. Raises LibraryError."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -75,8 +68,7 @@ class SourceLibrary:
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
     def read_file_chunks(self, file_name: str) -> Iterator[bytes]:
-        """Yields the bytes of a library's file in chunks of 4 MiB. Raises LibraryError: the file is
-        missing or unreadable."""
+        """Yields the bytes of a library's file in chunks of 4 MiB. Raises LibraryError."""
         if file_name not in self.files:
             raise LibraryError(f"{file_name} is missing")
         path, start, size = self.files[file_name]
@@ -126,11 +118,9 @@ def push_documents(
     library: Library, target: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
 ) -> LibraryCopyResult:
     """Copies documents from the library to another folder, which becomes a library, or to a new
-    archive file. `progress` is called with the numbers of documents done and of all documents.
-
-    Raises:
-        LibraryError: the folder is not a library, or no document can be copied to an archive.
-        UsageError: the archive's file exists and is no archive. DocumentError, ResourceError."""
+    archive file. `progress` gets the numbers of documents done and of all documents. Raises
+    LibraryError: the folder is not a library, or no document can be copied to an archive.
+    UsageError: the archive's file exists and is no archive. DocumentError, ResourceError."""
     refuse_url_as_copy_place(target)
     keys = [entry.key for entry in entries]
     if not keys:
@@ -157,15 +147,13 @@ def pull_documents(
     on_wait: Callable[[], None] | None = None,
 ) -> LibraryCopyResult:
     """Copies documents from another library's folder or from an archive file into the library.
+    Raises LibraryError: the place is not a library. UsageError: no document has a chosen id.
+    DiskError: the disk is full.
 
     Args:
         id_prefixes: beginnings of documents' ids; by default all documents are copied.
         progress: called with the numbers of documents done and of all documents.
-        on_wait: called while another process holds a document's lock.
-
-    Raises:
-        LibraryError: the place is not a library. UsageError: no document has a chosen id.
-        DiskError: the disk is full."""
+        on_wait: called while another process holds a document's lock."""
     refuse_url_as_copy_place(source_path)
     source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
@@ -181,7 +169,6 @@ def pull_documents(
 
 
 def refuse_url_as_copy_place(path_or_url: str) -> None:
-    """Raises UsageError if the place to copy a library to or from is a URL."""
     if "://" in path_or_url:
         message = f"a library can only be copied to or from a folder or FILE.tar, got {path_or_url}"
         hint = "copy the library to a folder, and then the folder to the URL with another program"
@@ -210,8 +197,8 @@ def _copy_documents(
 def _copy_document(
     source: SourceLibrary, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
-    """Copies a document to a library, and returns the number of bytes copied, or None if the
-    library has the document. Raises DamagedSourceError: the document is damaged in the source."""
+    """Copies a document to a library, and returns the bytes copied, or None if the library has the
+    document. Raises DamagedSourceError."""
     manifest = target.get_document_path(key)
     with target.hold_lock(key, on_wait):
         if target.has_document(key):

@@ -1,8 +1,7 @@
 """Packs, unpacks and checks a document's files of token ids, recurrent states and projections.
 
 A stranger can write any contents with a valid checksum, so the contents of every file are checked
-before the file is copied into the library.
-"""
+before the file is copied into the library."""
 
 from __future__ import annotations
 
@@ -60,7 +59,6 @@ class RecurrentStates(NamedTuple):
 
 
 def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the recurrent layers' states after the segment with the hash `segment_hash`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -89,13 +87,11 @@ def unpack_recurrent_states(data: bytes, path: Path, layout: Layout, key: str) -
 
 
 def pack_projections(projections: Projections) -> bytes:
-    """Packs the projections to reduced queries and keys of all layers as bytes."""
     layers = {"layers": torch.tensor(len(projections))}
     return save({**layers, **make_named_projection_tensors(projections)})
 
 
 def unpack_projections(packed_projections: bytes) -> list[Linear | None]:
-    """Unpacks each layer's projection, or None for a layer without reduced keys."""
     tensors, projections = load(packed_projections), list[Linear | None]()
     for i in range(int(tensors["layers"])):
         pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
@@ -105,7 +101,6 @@ def unpack_projections(packed_projections: bytes) -> list[Linear | None]:
 
 
 def hash_projections(packed_projections: bytes) -> str:
-    """Returns the hash of packed projections, by which a file of projections is named."""
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 

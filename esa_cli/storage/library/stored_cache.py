@@ -1,7 +1,6 @@
 """Reads the KV cache of a stored document from disk, and writes a KV cache during a prefill.
 
-After each segment of the KV cache, the states of the model's recurrent layers are written, too.
-"""
+After each segment of the KV cache, the states of the model's recurrent layers are written, too."""
 
 from __future__ import annotations
 
@@ -140,12 +139,8 @@ class StoredKVCache:
 
 
 class KVCacheWriter(DocumentWriter):
-    """Writes the KV cache of a document during its prefill.
-
-    Attributes:
-        layers: a store for each layer, to which the prefill appends new keys and values.
-        projections: the projections of the reduced keys on disk, or None if no key is on disk.
-        states: the recurrent layers' states after the last token on disk, empty at the start."""
+    """Writes the KV cache of a document during its prefill, which appends new keys and values to
+    the stores in `layers`. `projections` and `states` are those of the keys on disk."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -158,15 +153,14 @@ class KVCacheWriter(DocumentWriter):
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
             shape = layout.make_layer_layout(i)
-            tail = MemoryKVStore(shape.heads, shape.dim, dtype, device, shape.shared)
-            tail.set_expected_token_count(layout.segment)
+            sizes = shape.heads, shape.dim, dtype, device, shape.shared
+            tail = MemoryKVStore(*sizes, expected=layout.segment)
             parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
             slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
             self.layers.append(AppendableKVStoreChain(slices, tail))
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
-        """Opens the segments of the document's KV cache that are complete on disk, and loads the
-        projections and, if the model has recurrent layers, the layers' states."""
+        """Opens the complete segments, and loads the projections and the recurrent states."""
         layout, states, best = self.layout, self.states, list[KVSegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
@@ -190,12 +184,9 @@ class KVCacheWriter(DocumentWriter):
         self, projections: Projections | None = None, states: Sequence[State] = ()
     ) -> None:
         """Writes every segment of the KV cache that is complete in all layers, and frees the
-        segment's memory, so that a killed process loses at most one segment. Raises LibraryError,
-        DiskError: the disk is full; segments that were written stay on disk.
-
-        Args:
-            projections: the projections of the reduced keys, needed for the first segment.
-            states: the recurrent layers' states, stored if a segment ends at the last token."""
+        segment's memory, so that a killed process loses at most one segment. The first segment
+        needs `projections`; `states` are stored if a segment ends at the last token. Raises
+        LibraryError, DiskError: the disk is full; segments that were written stay on disk."""
         while self._count_complete_tokens() >= self.layout.segment:
             self._write_segment_from_memory(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
@@ -222,12 +213,8 @@ class KVCacheWriter(DocumentWriter):
     def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **fields: Any
     ) -> LibraryEntry:
-        """Writes the last segment of the KV cache, the document's other files and the manifest.
-
-        Args:
-            projections: the projections of the reduced keys, needed for the first segment.
-            states: the recurrent layers' states after the last token.
-            fields: the arguments of `DocumentWriter.finish_document`."""
+        """Writes the last segment of the KV cache, with `projections` and `states` as in
+        `write_complete_segments`, and other files as in `DocumentWriter.finish_document`."""
         self.write_complete_segments(projections)
         left = len(self.ids) - self.stored_token_count
         has_all = all(len(layer) == len(self.ids) for layer in self.layers)

@@ -185,7 +185,7 @@ def heads(
     rows = []
     for head in search.heads[:SHOWN_HEADS]:
         counts = map(str, (head.layer, head.head, head.found, head.held_out))
-        is_chosen = head.get_layer_and_head() in search.chosen and not search.misses_most_needles
+        is_chosen = (head.layer, head.head) in search.chosen and not search.misses_most_needles
         rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)

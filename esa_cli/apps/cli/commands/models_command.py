@@ -200,7 +200,7 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.find_origin_file(part.kind, part.name)
+        origin = registry.PARTS[part.kind].find_module(part.name)
         settings = _format_dataclass_fields(part.cls)
         rows.append({**part.make_dict_without_class(), "origin": origin, "settings": settings})
     if as_json:
