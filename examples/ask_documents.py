@@ -57,7 +57,7 @@ def main() -> None:
             words = " ".join(passage.text.split())
             print(f"{number}. {where(passage)} ({passage.weight:.0%}): {words}")
         if given.report:
-            given.report.write_text(esa.report(reply, given.question, books), "utf-8")
+            given.report.write_text(esa.report(reply, given.question), "utf-8")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,10 @@ class Projection(ABC):
     def keys(self, k: Tensor) -> Tensor:
         """Projects folded keys (n, F) to fewer dimensions (n, R)."""
 
+    def select_for_token(self, position: int) -> Projection:
+        """Returns the projection of the document that a cached token is of."""
+        return self
+
 
 class KVStore(Protocol):
     """The unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
@@ -263,8 +267,10 @@ class Step:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
                 yield at - self.low, q @ concat_key_heads(keys).float().T
             return
-        reduced = self.projection.queries(q)
+        last: Projection | None = None
         for at, features in self.store.get_reduced_blocks(self.low, self.high, block):
+            if (projection := self.projection.select_for_token(at)) is not last:
+                last, reduced = projection, projection.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 

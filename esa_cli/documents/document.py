@@ -28,8 +28,7 @@ from esa_cli.system.progress import WorkShard
 __all__ = [
     "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "SentenceSplitter",
     "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
-    "join_texts",
-    "read_document", "read_documents", "select_files_of_shard", "strip_span",
+    "join_texts", "read_document", "read_documents", "select_files_of_shard", "strip_span",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
@@ -64,8 +63,7 @@ NUMBERED = frozenset(_NUMBERED.split())
 NUMBER = re.compile(r"\s*(?:\d|[IVXLC]{2,}\b)")
 LETTERS = re.compile(r"(?<![\w\u093e-\u094d])([\w\u093e-\u094d]+)\.$")
 OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
-"""The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
-a sentence."""
+"""The end of an abbreviation of several letters (`i.e.`, `z. B.`), but not of a.m. and p.m."""
 MORE_LETTERS = re.compile(r"\s?[^\W\d_]\.(?!\w\w)")
 _MONTHS = (
     "Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
@@ -123,15 +121,10 @@ class Document:
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
-    """Reads one document and extracts its text.
+    """Reads the document at a path and extracts its text; "-" reads `stdin`, by default sys.stdin.
 
-    Args:
-        source: a path, or "-" for standard input.
-        stdin: the stream that "-" reads, sys.stdin by default; binary, or text with a `buffer`.
-        limit: the maximum size of the document in bytes.
-
-    Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, too large,
-    empty, binary, or in an unknown encoding."""
+    Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, larger than
+    `limit` bytes, empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
         data = _read_stdin_bytes(stdin or sys.stdin, limit)
@@ -177,9 +170,9 @@ def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
 def gather_documents(
     files: InputFiles, read_file: Callable[[str], Document] | None = None
 ) -> GatheredDocuments:
-    """Reads each file by the function `read_file`, by default `read_document`; an unreadable file
-    of a folder or pattern is left out. Raises DocumentError: a file that was named cannot be read;
-    or nothing can be read, unless other shards have the rest."""
+    """Reads each file, by default by `read_document`; an unreadable file of a folder or pattern is
+    left out. Raises DocumentError: a file that was named cannot be read; or nothing can be read,
+    unless other shards have the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in files.sources:
         try:
@@ -195,23 +188,17 @@ def gather_documents(
 
 
 def read_documents(
-    sources: Sequence[str],
-    stdin: IO[Any] | None = None,
-    *,
-    limit: int = LIMIT,
-    say: Callable[[str], None] = warnings.warn,
+    sources: Sequence[str], stdin: IO[Any] | None = None, say: Callable[[str], None] = warnings.warn
 ) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
-    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
-    that was named cannot be read, or none of the documents can be read.
+    `say` is called with a message for each file or folder that is left out.
 
-    Args:
-        limit: the maximum size of each document in bytes.
-        say: called with a message for each file or folder that is left out."""
+    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
+    that was named cannot be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     files = find_files(sources)
-    found = gather_documents(files, lambda path: read_document(path, stdin, limit=limit))
+    found = gather_documents(files, lambda path: read_document(path, stdin))
     for left_out in found.left_out:
         say(left_out.message)
     return list(found.documents)
@@ -236,10 +223,9 @@ def _read_stdin_bytes(stdin: IO[Any], byte_limit: int) -> bytes:
         hint = "pipe a document in: esa ask - 'question' < FILE"
         raise DocumentError("standard input is a terminal, not a document", hint)
     try:
-        data: bytes = getattr(stdin, "buffer", stdin).read(byte_limit + 1)
+        return bytes(getattr(stdin, "buffer", stdin).read(byte_limit + 1))
     except OSError as error:
         raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
-    return data
 
 
 def _read_document_bytes(path: str, byte_limit: int) -> bytes:
@@ -317,8 +303,8 @@ class SentenceSplitter:
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end, of which the
-    last is `paragraph_end`. Sentences of more than LONGEST characters are cut."""
+    """Returns the ascending offsets at which a paragraph's sentences and lines end; sentences of
+    more than LONGEST characters are cut."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
@@ -349,8 +335,7 @@ def _iterate_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) 
 
 
 def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, stop_end: int) -> bool:
-    """Returns True if the full stop that ends at `stop_end` belongs to an abbreviation or an
-    ordinal number, so that the sentence continues."""
+    """Whether the full stop that ends at `stop_end` is of an abbreviation or an ordinal number."""
     before = text[max(paragraph_start, stop_end - LOOK_BACK) : stop_end]
     found = LETTERS.search(before)
     if found is None:
@@ -375,8 +360,8 @@ def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
 
 
 def is_table_row(line: str) -> bool:
-    """Returns True if a line is a row of a table, as the readers of documents write it: `Client:
-    Ann; Town: Ulm`, or at least two cells with ` | ` between them."""
+    """Whether a line is a row of a table, as the readers write it: `Client: Ann; Town: Ulm`, or at
+    least two cells with ` | ` between them."""
     named = line.split("; ")
     return " | " in line or (len(named) > 1 and all(map(CELL.match, named[:2])))
 

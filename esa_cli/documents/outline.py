@@ -57,8 +57,7 @@ _MIN_GAP = 400
 _DENSE = 20
 """A text with fewer empty lines than one in so many has none around its headings."""
 _ZONE = 40_000
-"""Contents pages are looked for in so many characters at both ends of a text, and below a heading
-such as "Contents"."""
+"""The characters at both ends of a text, and below "Contents", that may be contents pages."""
 _MAX_TEXT = 20_000_000
 """The maximum length of a text in which headings are looked for, in characters."""
 _MAX_REPEATS = 4
@@ -142,9 +141,8 @@ def parse_number(word: str) -> str:
                 digit = _VALUES[letter]
         return str(total + digit)
     folded = fold(word)  # of ordinals without their endings
-    return next(
-        (_NUMBERS[one] for one in (folded, folded[:-1], folded[:-2]) if one in _NUMBERS), ""
-    )
+    stems = folded, folded[:-1], folded[:-2]
+    return next((_NUMBERS[one] for one in stems if one in _NUMBERS), "")
 
 
 def parse_heading(line: str) -> tuple[str, str, str] | None:
@@ -275,8 +273,7 @@ def _choose_chains(candidates: Sequence[Section]) -> Iterator[Section]:
 
 
 def _continues(number: str, earlier: str) -> bool:
-    """Whether the number of a section may follow an earlier one: 4.2 or 5 after 4.1.3; one number
-    may be missing."""
+    """Whether a number may follow an earlier one: 4.2 or 5 after 4.1.3; one may be missing."""
     new, old = number.split("."), earlier.split(".")
     if len(new) > len(old):
         return new[: len(old)] == old and set(new[len(old) :]) == {"1"}
@@ -337,9 +334,7 @@ def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
     return out if 2 * sum(end - start for start, end in out) < len(text) else []
 
 
-def _find_end_of_contents(
-    lines: Sequence[_Line], places: dict[str, list[int]], first: int
-) -> int:  # fmt: skip
+def _find_end_of_contents(lines: Sequence[_Line], places: dict[str, list[int]], first: int) -> int:
     """Returns the number of the line after a contents page that begins at line `first`, or 0;
     `places` has the numbers of the lines with each key."""
     is_titled = lines[first].key in _CONTENTS  # fewer entries suffice then

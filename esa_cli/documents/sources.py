@@ -1,9 +1,8 @@
 """Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
 A folder stands for all readable files below it, without links, hidden, binary or ignored files
-(`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern, even if it
-contains `*`, `?` or `[`. In .gitignore files, classes such as `[[:alpha:]]` and backslashes inside
-brackets are not supported.
+(`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern. In
+.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ class DocumentFilePath(NamedTuple):
 
 
 class LeftOutFiles(NamedTuple):
-    """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
-
-    `files` counts the other files of the folder or pattern, which are read."""
+    """One file, or several files of a folder or pattern, that are not read, and the reason `why`;
+    `files` counts the others, which are read."""
 
     source: str
     why: str
@@ -190,8 +188,7 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
         for names, is_folder in ((folders, True), (files, False)):
             kept = []
             for name in sorted(names):
-                path = os.path.join(where, name)
-                why = ""
+                path, why = os.path.join(where, name), ""
                 if name.startswith(_HIDDEN):
                     why = "hidden"
                 elif os.path.islink(path):

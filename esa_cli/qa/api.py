@@ -120,10 +120,8 @@ class Esa:
             method: the name in `esa methods` of a method that replaces the preset's.
             model: writes the answers from the passages that the preset finds, or runs its method.
             length: tokens of the documents, for methods that depend on it. cache: as --cache.
-            library: where documents are looked up and stored; True is the user's own, and with
-                False or None documents stay in memory. keep: whether new ones are stored; None
-                means yes, but in the user's own library only token indexes, and no KV caches.
-            rows: the format of stored KV caches: `int8`, or `native` for exact copies.
+            library: True is the user's own; with False or None documents stay in memory.
+            keep: None means True, but in the user's own library no KV caches are stored.
             reader: another model that writes the answers, as --reader: `ollama`, or a hub id.
             reader_model: its name on a server. progress: called with (tokens done, all tokens).
 
@@ -186,8 +184,7 @@ class Esa:
 
     @property
     def session(self) -> Session:
-        """The session that runs the method in the transformers model, opened on first use. Raises
-        ModelError, ResourceError, PresetError."""
+        """The session that runs the method, opened on first use. Raises as `Session` does."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
 
@@ -204,8 +201,7 @@ class Esa:
 
     @property
     def max_input_tokens(self) -> int:
-        """The largest number of tokens in one input of the model: the preset's `context`, or the
-        number of positions of the model if that is smaller."""
+        """The preset's `context`, or the number of positions of the model if that is smaller."""
         longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
         return min(self.preset.context, longest or self.preset.context)
 
@@ -229,8 +225,7 @@ class Esa:
         return not self.preset.answer.needs_kv_cache
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and of earlier questions and answers. Raises UsageError:
-        the question is empty, or too long for any document."""
+        """Counts the tokens of a question and of earlier turns. Raises UsageError, LengthError."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens = self.spans.count_question_tokens(question)
@@ -267,14 +262,12 @@ class Esa:
         self, source: Source, progress: Progress | None = None, *, keep: bool | None = None
     ) -> Book:
         """Returns a document with a token index or KV cache, from the library or newly computed.
-        With `keep`, a newly computed token index or KV cache is stored in the library.
 
         Args:
-            keep: None means as this `Esa` was made.
             source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
-                Of a folder or pattern `ask`, `find_passages` and `collect` take all files.
             progress: called while it is ingested, and with 0 while another process does so. Its
                 exceptions pass through; the library keeps what was stored until then.
+            keep: whether a new index or KV cache is stored; None means as this `Esa` was made.
 
         Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
@@ -300,13 +293,11 @@ class Esa:
             on_text: called with each piece of the answer; its exceptions end the answer and pass
                 through, and the model stays usable.
             thorough: at least `THOROUGH` passages are read instead of the preset's number.
-            progress: called with (passages read, passages found), or while a reader summarises a
-                long section with (parts read, all parts); as `on_text`.
+            progress: called as `on_text`, with (passages read, passages found), or while a reader
+                summarises a long section with (parts read, all parts).
 
-        Raises UsageError: there is no book, one that must be ingested is not, the question is
-        empty, a setting is out of range, or a thorough answer is to come from the KV cache.
-        LengthError: the question is too long; HistoryError: with its history. ReaderError: the
-        other model gives no answer."""
+        Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
+        is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
         from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
@@ -331,7 +322,7 @@ class Esa:
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-            self._last = books, weights
+            self._last = placed, weights
             return reply
 
         def forward_text_piece(text_piece: str) -> None:
@@ -361,7 +352,7 @@ class Esa:
                     reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
         passages, weights = compute_passage_weights(reply.evidence, placed)
-        self._last = books, weights
+        self._last = placed, weights
         finder = self.search.get_passage_finder(placed)
         has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
         missing = () if has_answer else finder.index.list_missing_words(question)
@@ -377,8 +368,7 @@ class Esa:
         self, question: str, books: Sequence[Book], sampling: SamplingParams,
         on_text: Callable[[str], None], progress: Progress | None,
     ) -> Reply | None:  # fmt: skip
-        """Answers a request for the contents of a chapter, section or document, with its parts as
-        evidence; returns None for other questions."""
+        """Answers a request for the contents of a section; returns None for other questions."""
         from esa_cli.qa import sections
 
         asked = sections.find_asked_section(question, [book.document for book in books])
@@ -425,9 +415,9 @@ class Esa:
     ) -> list[Passage]:  # fmt: skip
         """Finds and reads `count` passages for a question; the most probable span comes first.
 
-        If that answer is not certain, the question may need the last turn. Then it is also read
-        with passages that are found for the last turn and the question, and after the last
-        question; a span that repeats the last answer only answers the last question."""
+        If that is not certain, passages that are found for the last turn and the question are read
+        as well, alone and after the last question; a span that then repeats the last answer answers
+        only the last question."""
         from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
 
         assert self.spans is not None
@@ -463,8 +453,7 @@ class Esa:
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Finds the best passages for a question in documents, which are given as to `ask`; see
-        `PassageSearch.search_passages`. Raises UsageError: there is no document, or the question is
-        empty or too long."""
+        `PassageSearch.search_passages`. Raises UsageError: a document or the question is wrong."""
         placed = self.add_token_ranges(self._open_books(question, books, "search"))
         self.question_tokens(question)  # raises
         with self.run_without_method():
@@ -478,16 +467,12 @@ class Esa:
         """Returns an iterator over all places in documents that answer a question.
 
         Args:
-            books: as for `ask`.
-            minimum: the minimum score in finding of a passage that is read again; see
-                `choose_passages_to_read`. every: all passages are read again.
-            least: the minimum confidence of a place, by default `collecting.LEAST`; unused with
-                `reader`.
+            books: as for `ask`. minimum, every: see `collecting.choose_passages_to_read`.
+            least: the minimum confidence of a place without `reader`; see `collecting.LEAST`.
             progress: called with (passages read, passages chosen); its exceptions pass through.
             after: an earlier run, which is continued.
 
-        Raises UsageError: there is no book, the question is empty or too long, or the preset
-        answers from the KV cache."""
+        Raises UsageError: document or question is wrong, or answers come from the KV cache."""
         from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import SamplingParams
 
@@ -514,39 +499,27 @@ class Esa:
             after=after,
         )  # fmt: skip
 
-    def report(self, reply: Reply, question: str, books: Sequence[Book] | None = None) -> str:
-        """Returns an HTML page of the last answer, its evidence and the documents asked; `books`
-        are by default the documents of the last answer."""
+    def report(self, reply: Reply, question: str) -> str:
+        """Returns an HTML page of the last answer and its documents. Raises UsageError."""
         from esa_cli.qa.evidence import make_evidence_page
 
-        asked, _ = self._get_token_weights_of_last_answer(books)
-        return make_evidence_page(reply, question, asked)
+        return make_evidence_page(reply, question, self._get_last_answer()[0])
 
-    def heat_maps(self, books: Sequence[Book] | None = None) -> list[HeatMap]:
-        """Returns a heat map of each document of the last answer; duplicate documents are left out.
-        Raises UsageError: the last answer was about other documents."""
+    def heat_maps(self) -> list[HeatMap]:
+        """Returns a heat map of each document of the last answer. Raises UsageError."""
         from esa_cli.qa.evidence import make_heat_maps
 
-        return make_heat_maps(*self._get_token_weights_of_last_answer(books))
+        return make_heat_maps(*self._get_last_answer())
 
-    def _get_token_weights_of_last_answer(
-        self, books: Sequence[Book] | None
-    ) -> tuple[list[Book], Tensor]:
-        """Returns the documents of the last answer, and the weights (N,) of their N tokens. Raises
-        UsageError: the last answer was about other documents, or there is none."""
-        if books is None and self._last is not None:
-            books = self._last[0]
-        books = _drop_duplicate_documents(books or (), "report on")
-        if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            wrong = "a report or heat map must be about the documents of the last answer"
-            raise UsageError(wrong, "ask a question about the documents first")
-        return self.add_token_ranges(books), self._last[1]
+    def _get_last_answer(self) -> tuple[Sequence[Book], Tensor]:
+        if self._last is None:
+            raise UsageError("there is no answer to report on", "ask a question first")
+        return self._last
 
     def _open_books(self, question: str, documents: AskedDocuments, purpose: str) -> list[Book]:
-        """Returns documents as books without duplicate texts; see `ask`. Raises UsageError: the
-        question is no text, there is no document, or something else is given as a document."""
+        """Returns documents as books without duplicate texts; see `ask`."""
         from esa_cli.documents.document import read_documents
-        from esa_cli.qa.finding.passage_finder import Book
+        from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_books
 
         is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
         if not isinstance(question, str) or (is_path and os.path.exists(question)):
@@ -560,19 +533,12 @@ class Esa:
                 books += map(self.open, read_documents([os.fspath(one)]))
             else:
                 books.append(one if isinstance(one, Book) else self.open(one))
-        return _drop_duplicate_documents(books, purpose)
+        if not books:
+            raise UsageError(f"there is no document to {purpose}", "ingest a document first")
+        return drop_duplicate_books(books)
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of documents with the range of each one's tokens among all tokens."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)
-
-
-def _drop_duplicate_documents(books: Sequence[Book], purpose: str) -> list[Book]:
-    """Returns the documents without duplicate texts. Raises UsageError: there is no document."""
-    from esa_cli.qa.finding.passage_finder import drop_duplicate_books
-
-    if not books:
-        raise UsageError(f"there is no document to {purpose}", "ingest a document first")
-    return drop_duplicate_books(books)

@@ -1,9 +1,8 @@
 """Finds the evidence of an answer from the KV cache by the attention to tokens and sentences.
 
-The weight of a token in a layer is its attention probability times the norm of its value vector
-(Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
-of the question or the answer. Norms of value vectors are divided by their mean. Attention
-probabilities are recomputed from the `ChunkTrace` of each chunk of question and answer."""
+The weight of a token in a layer is its attention probability, recomputed from each `ChunkTrace`,
+times the norm of its value vector as a multiple of their mean (Kobayashi et al., "Attention is Not
+Only a Weight", 2020), maximised over heads and over the tokens of the question or the answer."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ class AttentionRecorder:
     def _get_keys_and_value_norms(
         self, trace: ChunkTrace, cache_key: int, token_indices: Tensor, key_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values, which
-        are cached because many tokens of an answer attend to the same document tokens."""
+        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of values, cached."""
         known = self._rotated.get((trace.layer, cache_key))
         rope, store = trace.rope, trace.store
         has_tokens = known and rope is known[0] and token_indices.equal(known[1])
@@ -189,8 +187,7 @@ def find_evidence_passages(
 
 
 def get_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
-    """Returns the largest attention weight of a sentence in the documents. A weight of 1.0 means
-    that in every layer some head pays all attention to one token of a sentence."""
+    """Returns the largest weight of a sentence; 1.0: a head of each layer attends to it alone."""
     sentences = [_sum_sentence_weights(book, token_weights) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
@@ -208,8 +205,7 @@ class _AttendedPassage:
     def try_add_sentence(
         self, book_index: int, start: int, end: int, sentence_weight: float, text: str
     ) -> bool:
-        """Adds a sentence to the passage if the sentence is adjacent, in the same paragraph and has
-        enough attention weight; returns whether it was added."""
+        """Adds a sentence if it is adjacent in the paragraph and heavy; returns whether it did."""
         if book_index != self.book or sentence_weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)

@@ -1,8 +1,7 @@
 """Collects all places in documents that answer a question, without duplicates.
 
-A reader model reads all passages of a short text, or the best passages of a longer text.
-Log-odds, or the reply of another model, decide whether a passage contains an answer.
-"""
+A reader reads all passages of a short text, or the best ones of a longer text. Log-odds, or the
+reply of another model, decide whether a passage contains an answer."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ WHOLE = 200
 SIEVE = 0.00005
 """The minimum probability of a passage that is read again if its document has reduced keys."""
 NEAR = 0.8
-"""A passage is also read again if its late interaction is at least this share of the best: if a
-fifth of a text fits equally well, no window is probable."""
+"""A passage is also read again if its late interaction is at least this share of the best."""
 FIT = (9.0, 0.05)
 """Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
 WORDS_FIT = 8.0
@@ -58,13 +56,9 @@ def choose_passages_to_read(
     search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
-    """Chooses the passages that the reader model reads, by how well they fit the question.
-
-    Args:
-        minimum: the minimum probability. None means all of at most `WHOLE` passages, else
-            passages that reach `SIEVE` or `NEAR`, and all of documents without reduced keys, whose
-            score misses passages that share no word with the question.
-        all_passages: whether all passages are chosen, whatever their scores are."""
+    """Chooses the passages that the reader reads: `all_passages`, or those with a `minimum`
+    probability. None means all of at most `WHOLE` passages, else those that reach `SIEVE` or
+    `NEAR`, and all of documents without reduced keys, whose score misses other words."""
     finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
     found, index = finder.score_windows(question, reduced=reduced), finder.index
     probabilities = found.total.sigmoid()
@@ -104,10 +98,9 @@ def make_log_odds_span_finder(
     that the passage contains an answer are high enough.
 
     Args:
-        min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`, or with
-            `reread` `LEAST_OF_WHOLE`.
-        reread: a passage is read again without the sentences of that span while it has an answer.
-            Rereading finds each line of a list; in novels it adds wrong places."""
+        min_log_odds: the minimum of log-odds plus fit; None means `LEAST` or `LEAST_OF_WHOLE`.
+        reread: a passage is read again without the sentences of that span while it has an answer,
+            which finds each line of a list; in novels it adds wrong places."""
     least = LEAST_OF_WHOLE if reread else LEAST
     threshold = least if min_log_odds is None else min_log_odds
 
@@ -170,8 +163,7 @@ class CollectedPlace(Passage):
     """Words in a document that answer a question, with the passage that contains these words.
 
     Args:
-        sentence: the sentences of the passage that the words are in.
-        passage: character offsets of the passage that was read again.
+        sentence: the sentences around the words. passage: characters [start, end) of the passage.
         log_odds: the reader's, that the passage contains an answer.
         answer: the words of the other model that decided; then `log_odds` is None."""
 
@@ -183,10 +175,8 @@ class CollectedPlace(Passage):
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of a collected place; a field without a value is null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
-        return {
-            **self.as_found(), "sentence": self.sentence, "passage": list(self.passage),
-            "log_odds": odds, "answer": self.answer,
-        }  # fmt: skip
+        own = {"sentence": self.sentence, "passage": list(self.passage), "log_odds": odds}
+        return {**self.as_found(), **own, "answer": self.answer}
 
     @classmethod
     def from_json(cls, json_fields: Mapping[str, Any]) -> CollectedPlace:
@@ -194,17 +184,12 @@ class CollectedPlace(Passage):
         start, end = json_fields["passage"]
         return cls(**{**json_fields, "passage": (start, end)})
 
-    @property
-    def normalised_answer(self) -> str:
-        """The other model's answer, or else the quoted text, in lower case and without articles."""
-        return normalise_answer(self.answer or self.text)
-
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
     """Drops collected places whose answers have the same words as the answer of an earlier one."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
-        by_wording.setdefault(one.normalised_answer, one)
+        by_wording.setdefault(normalise_answer(one.answer or one.text), one)
     return list(by_wording.values())
 
 
@@ -244,8 +229,7 @@ class Collection:
 
     Args:
         decide: is called with `batch` passages, in the context that `alone` makes.
-        progress: called with (passages read, passages chosen).
-        after: an earlier run, which this one continues."""
+        progress: called with (passages read, passages chosen). after: an earlier run."""
 
     def __init__(
         self, chosen: ChosenPassages, books: Sequence[Book], decide: AnswerSpanFinder, *,
@@ -313,9 +297,8 @@ class Collection:
             return
         place = CollectedPlace.cut_from(
             known, passage.start + span.start, passage.start + span.end, score=passage.score,
-            probability=passage.probability,
-            sentence=known.text[first:last], passage=(passage.start, passage.end),
-            log_odds=span.log_odds, answer=span.answer,
+            probability=passage.probability, sentence=known.text[first:last],
+            passage=(passage.start, passage.end), log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
         better = _PlaceCandidate(place, document, passage_index, first, last, span.weight)
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.sources import WRITTEN_BY_ESA
-from esa_cli.qa.answering.passage_choice import choose_passages, is_quoted
-from esa_cli.qa.answering.reply import HeatMap, Quotation, Reply, ShadedSpan
+from esa_cli.qa.answering.passage_choice import choose_passages
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, mark_quotation
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
@@ -104,7 +104,7 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> st
     is_certain = reply.found and reply.certainty != "perhaps"
     passages = choose_passages(reply, len(reply.evidence))
     listed = [
-        f'<li value="{number}"><blockquote dir="auto">{_mark_quotation(one, reply.quotation)}'
+        f'<li value="{number}"><blockquote dir="auto">{mark_quotation(one, reply.quotation)}'
         f'</blockquote><a href="#passage-{number}">{escape(one.describe_place())}</a></li>'
         for number, one in passages
     ]
@@ -137,16 +137,6 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> st
 </html>
 """
     return page.encode("utf-8", "replace").decode("utf-8")
-
-
-def _mark_quotation(passage: Passage, quotation: Quotation | None) -> str:
-    """Returns the text of a passage as HTML, in which the quotation is marked."""
-    if quotation is None or not is_quoted(passage, quotation):
-        return escape(passage.text)
-    first, last = quotation.start - passage.start, quotation.end - passage.start
-    parts = passage.text[:first], passage.text[first:last], passage.text[last:]
-    before, quoted, after = map(escape, parts)
-    return f"{before}<mark>{quoted}</mark>{after}"
 
 
 def _format_marked_document(book: Book, passages: Sequence[tuple[int, Passage]]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import compute_weight_bytes, read_language_model_settings
+from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.files.families import check_esa_supports_model_type
 from esa_cli.models.loading.load import (
     check_esa_supports_model,
@@ -24,7 +24,6 @@ from esa_cli.models.loading.quantization import (
     check_quantised_files_loadable,
     describe_quantization,
 )
-from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.presets.preset import (
     Preset,
@@ -36,7 +35,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
-    from esa_cli.qa.planning.plan import IngestPlanner, ModelIngestPlanner
+    from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -44,7 +43,7 @@ if TYPE_CHECKING:  # these import torch or the methods
 
 
 class LoadingObserver(Protocol):
-    """Receives progress, notes and warnings while a model is fetched, checked and loaded."""
+    """Receives progress and notes while a model is fetched, checked and loaded."""
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
@@ -52,10 +51,6 @@ class LoadingObserver(Protocol):
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
-        return
-
-    def warn(self, text: str) -> None:
-        """Is called with a warning, which is shown even if progress is hidden."""
         return
 
 
@@ -82,8 +77,7 @@ class ModelPlacement:
     def choose_device_and_dtype(
         cls, device: str = "auto", dtype: str = "auto", cache: str = "auto"
     ) -> ModelPlacement:
-        """Chooses the device, number type and KV cache placement that `auto` stands for. Raises
-        UsageError: a choice is unknown."""
+        """Chooses what `auto` stands for. Raises UsageError: a choice is unknown."""
         refuse_unknown_cache_name(cache)
         place = choose_torch_device(device)
         packing = dtype if dtype in QUANTIZATIONS else ""
@@ -126,21 +120,20 @@ class ModelBeforeLoading:
 
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
-    ) -> ModelIngestPlanner:
-        """Makes a planner of the memory and time of prefilling documents, or with `index` of
-        indexing. With `bm25_only`, the model reads no document. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import ModelIngestPlanner
+    ) -> IngestPlanner:
+        """Makes a planner of prefilling documents, or with `index` of indexing; `bm25_only`: the
+        model reads no document. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import IngestPlanner
 
         place = self.place
-        return ModelIngestPlanner(
+        return IngestPlanner(
             preset, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
             index=index, by_words=bm25_only, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
     def check_methods_can_run(self, presets: Mapping[str, Preset], token_count: int) -> None:
         """Checks that `token_count` tokens fit into memory and that the kernel runs for each
-        method. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
-        UsageError: the cache is on disk, or a kernel cannot run here."""
+        method. Raises ResourceError, PresetError, ModelError, UsageError."""
         from esa_cli.qa.finding.finder_choice import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset
 
@@ -156,8 +149,7 @@ class ModelBeforeLoading:
                 self.make_ingest_planner(resolved, index).check_memory_suffices(token_count)
 
     def load_transformers_model(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
-        """Loads the model with transformers, after a check that ESA's methods can run in it. Raises
-        ModelError, ResourceError."""
+        """Loads the model with transformers. Raises ModelError, ResourceError."""
         try:
             check_esa_supports_model(self.folder)
         except ModelError as error:
@@ -202,9 +194,8 @@ def fetch_and_check_model(
     preset: Preset, placement: ModelPlacement, observer: LoadingObserver = SILENT,
     runs_methods: bool = True,
 ) -> ModelBeforeLoading:  # fmt: skip
-    """Fetches a model's config.json and tokenizer, and checks the preset against them. Raises
-    ModelError: the model is missing or not supported. PresetError: with `runs_methods`, `context`
-    is beyond its window, or `score.heads` beyond its layers and heads."""
+    """Fetches a model's config.json and tokenizer, and checks them; with `runs_methods` also the
+    preset's settings. Raises ModelError: the model is missing or not supported. PresetError."""
     from esa_cli.qa.presets.resolved_preset import check_preset_fits_model
 
     folder = fetch_config_and_tokenizer(preset, observer)
@@ -235,8 +226,7 @@ def lower_context_to_window(
     preset: Preset, model: str, observer: LoadingObserver, runs_method: bool
 ) -> Preset:
     """Returns the preset with a `context` of at most the window of a model, which a note says.
-    Raises PresetError: the window is too small for a method that runs. ModelError, ResourceError:
-    the model's config.json cannot be fetched."""
+    Raises PresetError: the window is too small for a method. ModelError, ResourceError."""
     folder = fetch_config_and_tokenizer(preset.model_copy(update={"model": model}), observer)
     longest = read_language_model_settings(folder).get("max_position_embeddings")
     if not longest or preset.context <= longest:
@@ -291,41 +281,20 @@ class CheckedPreset:
     prefills: bool = False
 
     @cached_property
-    def model_planner(self) -> ModelIngestPlanner:
-        """The planner that estimates memory and time from the sizes of the model's layers. Raises
-        PresetError, ModelError."""
+    def ingest_planner(self) -> IngestPlanner:
+        """The planner of memory and time of ingesting documents. Raises PresetError, ModelError."""
         by_words = self.index is None and not self.prefills
         return self.model.make_ingest_planner(self.resolved, self.index, by_words)
 
-    @cached_property
-    def ingest_planner(self) -> IngestPlanner:
-        """The planner of memory and time of ingesting documents, which needs only the size of the
-        weights if a small unquantised model indexes on the CPU. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import INDEX, TokenIndexPlanner, make_ingest_speed_key
-
-        model, place = self.model, self.model.place
-        is_plain = place.device == "cpu" and not model.quantization_description
-        if self.index is None or not is_plain or models.find_model_folder(model.ref) is None:
-            return self.model_planner
-        weights = compute_weight_bytes(model.folder, place.dtype.itemsize)
-        if not 0 < weights <= MOST_BYTES:
-            return self.model_planner
-        how = f"{INDEX} {self.index.name}".strip()
-        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, how)
-        weights += self.index.weights
-        return TokenIndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
-
     def choose_storing(self, library: Library, keep: bool | None) -> bool:
-        """Whether documents are stored in the library: as `keep` says, or if it is None, token
-        indexes if the library can be written, and no KV caches."""
+        """Returns `keep`; if it is None, whether documents get a token index that can be stored."""
         return self.index is not None and library.is_writable if keep is None else keep
 
     def load_models(
         self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
     ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader model if the preset or `choice` names one. Raises
-        UsageError: there is a reader, and answers come from the KV cache. ModelError,
-        ResourceError, ReaderError."""
+        UsageError: a reader gets no passages. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)

@@ -1,7 +1,6 @@
 """Answers requests for the contents of a chapter, section or document: "Summarise chapter 3".
 
-The section is found by its number or title, before any search. A reader model gets the whole
-section, in parts if it is long (map), and then the summaries of the parts (reduce). Without a
+A reader model gets the whole section, or the summaries of its parts if it is long. Without a
 reader, the beginning or the most central sentences of the section are quoted.
 """
 
@@ -61,28 +60,14 @@ _WHOLE = re.compile(
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
-_LINKS = {
-    "of",
-    "in",
-    "from",
-    "the",
-    "and",
-    "der",
-    "die",
-    "das",
-    "des",
-    "du",
-    "de",
-    "la",
-    "le",
-    "el",
-}
+_LINK_WORDS = "of in from the and der die das des du de la le el"
+_LINKS = frozenset(_LINK_WORDS.split())
 _LEVELS = dict(KINDS.values())
 COUNT, MAX_BEGINNING = 4, 700
 """The number of central sentences that are quoted, and the most characters of a beginning."""
 CHOSEN, COMPARED = 24, 300
-"""The number of sentences, chosen by their words, of which the late interaction with the others of
-the section decides which are central; and the number of these others, of longer sections."""
+"""The number of sentences, chosen by their words, whose late interaction with others of the section
+decides; and the number of these others."""
 SENTENCE_WORDS = range(8, 51)
 TOKEN_BYTES, PROMPT_TOKENS, MAX_WINDOW = 3, 300, 32_768
 """The bytes of text that fill at most a token of any model; tokens of a prompt without passages;
@@ -134,7 +119,7 @@ def find_named_sections(
     question: str, wanted: str, sections: Sequence[Section], names: str = ""
 ) -> list[Section]:
     """Returns the sections that a question names by number, as in `chapter 3 of book 2`, or by
-    title: `wanted`, folded. `names` are words of the question that do not matter, as of files."""
+    title: `wanted`, folded. Words in `names`, as of files, do not matter."""
     sections = [one for one in sections if not one.is_contents]
     references = sorted(_iterate_references(question), key=lambda one: _LEVELS[one[0]])
     known = {*KINDS, *_LINKS, *_LAST, *fold(names).split()}
@@ -186,9 +171,9 @@ def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
 def find_central_sentences(
     search: PassageSearch, book: Book, section: Section, count: int = COUNT
 ) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of the most central sentences of a section, in their
-    order: of those with many frequent words of the section, the ones with the highest mean late
-    interaction with all its sentences. Without a token index the words alone decide."""
+    """Returns the characters [start, end) of the most central sentences of a section, in order: of
+    those with many frequent words of the section, the ones with the highest mean late interaction
+    with all its sentences. Without a token index the words alone decide."""
     text, table = book.document.text, book.words or list_sentence_words(book.document.text)
     spans = [(start, end) for start, end in table.spans.tolist()]
     own = [n for n, (start, _) in enumerate(spans) if section.start <= start < section.end]
@@ -215,8 +200,7 @@ def find_central_sentences(
 
 
 def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Reply:
-    """Returns a reply without a reader: where a section begins, and its first or most central
-    sentences, quoted."""
+    """Quotes, without a reader, where a section begins, and its first or most central sentences."""
     document, section = book.document, asked.section
     text, begin, what = document.text, section.start, ""
     heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"\W*\s"
@@ -248,13 +232,12 @@ def summarise_section(
     on_text: Callable[[str], None], *, folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Reply:  # fmt: skip
-    """Has a reader answer a request for a section's contents, from the whole section. A section
-    beyond the reader's window is summarised in parts, and the summaries together.
+    """Has a reader answer a request for a section's contents. A section beyond the reader's window
+    is summarised in parts, and the summaries together.
 
     Args:
         folder: where the summaries of parts are kept until the answer is there, so that the same
-            request continues after an interruption; None keeps nothing.
-        progress: called with (parts summarised, all parts).
+            request continues after an interruption. progress: called with (parts done, all parts).
 
     Raises ReaderError, HistoryError, LengthError: see `Reader.answer`."""
     window = min(reader.window_tokens, MAX_WINDOW)

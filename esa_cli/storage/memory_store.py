@@ -386,13 +386,34 @@ class PrefilledDocument:
     recurrent: Sequence[dict[str, Tensor]] = ()  # of each recurrent layer, after the last token
 
 
+class ConcatenatedProjections(Projection):
+    """The projections of concatenated documents, each of which has reduced its own keys. A question
+    follows the last document, whose projection reduces the keys of the question.
+
+    Args:
+        starts: the position of each document's first token."""
+
+    def __init__(self, starts: Sequence[int], projections: Sequence[Projection]) -> None:
+        self.starts, self.projections = starts, projections
+
+    def select_for_token(self, position: int) -> Projection:
+        return self.projections[bisect_right(self.starts, position) - 1]
+
+    def queries(self, q: Tensor) -> Tensor:
+        return self.projections[-1].queries(q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return self.projections[-1].keys(k)
+
+
 def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates the KV caches of several documents for one question, and returns the token ids,
     and each layer's store and projection. Only the first document keeps its prompt's tokens."""
-    ids = list(documents[0].ids)
+    ids, starts = list(documents[0].ids), [0]
     for document in documents[1:]:
+        starts.append(len(ids))
         ids += document.ids[document.head :]
     stores: list[KVStore] = []
     projections: list[Projection | None] = []
@@ -405,9 +426,13 @@ def concatenate_documents(
         shape = first.heads, first.dim, keys.dtype, keys.device, first.shared
         tail = MemoryKVStore(*shape, expected=RESERVE)
         stores.append(AppendableKVStoreChain(parts, tail))
-        fitted = [document.projections[layer] for document in documents]
-        # Questions follow the last document, and are reduced by its projection.
-        projections.append(None if any(one is None for one in fitted) else fitted[-1])
+        maps = [document.projections[layer] for document in documents]
+        fitted = [projection for projection in maps if projection is not None]
+        if len(fitted) < len(maps):
+            projections.append(None)
+        else:
+            same = all(projection is fitted[0] for projection in fitted)
+            projections.append(fitted[0] if same else ConcatenatedProjections(starts, fitted))
     return ids, stores, projections
 
 

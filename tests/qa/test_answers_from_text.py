@@ -91,7 +91,7 @@ def test_which_of_several_documents(asker: Esa) -> None:
     assert reply.quotation.document == "2.txt"
     assert collapse_spaces(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
     assert asker.ask("Who is Starbuck?", books).evidence[0].document == "3.txt"
-    assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
+    assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION)
 
 
 @pytest.mark.parametrize("text", ["Ahab.", "x", "門在九點開。", "1950", "a " * 900, "y" * 1500])

@@ -287,12 +287,12 @@ def test_no_passages_and_a_report(loaded: Any, tmp_path: Path) -> None:
     path = files(tmp_path)[0]
     with esa(loaded, None) as one:
         book = one.ingest(path)
-        with pytest.raises(UsageError, match="last answer"):
-            one.report(None, QUESTION, [book])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="no answer"):
+            one.report(None, QUESTION)  # type: ignore[arg-type]
         reply = one.ask(QUESTION, [book], evidence=0)
         assert reply.evidence == ()
-        assert QUESTION in one.report(reply, QUESTION, [book])
-        (heat,) = one.heat_maps([book])
+        assert QUESTION in one.report(reply, QUESTION)
+        (heat,) = one.heat_maps()
         assert (heat.document, bool(heat.spans)) == (book.document.name, True)
 
 
@@ -330,7 +330,6 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
         for asked in (book, (book,), gate, Path(gate), alone, [gate, book], iter([book])):
             reply = one.ask(QUESTION, asked)
             assert (reply.text, reply.evidence) == (want.text, want.evidence)
-        assert one.report(reply, QUESTION) == one.report(reply, QUESTION, [book])
         assert [one.document for one in one.heat_maps()] == ["gate.txt"]
         pattern = str(tmp_path / "*.txt")
         for name in ("gate", "boat"):
@@ -355,11 +354,6 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
             one.ask(gate, QUESTION)
         with pytest.raises(DocumentError):
             one.ask(QUESTION, "gone.txt")
-
-
-def test_a_report_needs_an_answer(loaded: Any) -> None:
-    with esa(loaded, None) as one, pytest.raises(UsageError, match="no document to report on"):
-        one.heat_maps()
 
 
 def test_the_own_library_is_used_as_on_the_command_line(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from test_library import WITH
 
+from esa_cli.attention.algebra import concat_key_heads, fold
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
+from esa_cli.evaluation.conformance import make_step
 from esa_cli.storage import memory_store
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.document_files import decode_records, encode_rows
@@ -243,10 +246,41 @@ def test_a_later_document_leaves_out_the_head() -> None:
     ids, [joined], [both] = concatenate_documents([first, second])
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
-    assert both is maps[1], "that of the last document, which questions follow"
+    assert both is not None
+    for row, one in enumerate([0, 0, 0, 0, 1]):
+        assert both.select_for_token(row) is maps[one]
     assert locate_document_texts([first, second]) == [range(2, 4), range(4, 5)]
     assert concatenate_documents([first, document([1, 5], 1, None)])[2] == [None]
     assert concatenate_documents([first])[2] == [maps[0]]
+
+
+def test_each_document_is_scored_with_its_own_projection() -> None:
+    documents = []
+    for n, count in enumerate((5, 7)):
+        store = MemoryKVStore(HEADS, DIM, torch.float32, CPU)
+        store.append(*torch.randn(2, HEADS, count, DIM))
+        projection = Linear(*torch.randn(2, HEADS * DIM, RANK))
+        keys, _ = store.span(0, count)
+        store.append_reduced_keys(projection.keys(concat_key_heads(keys)))
+        documents.append(PrefilledDocument(range(10 * n, 10 * n + count), [store], [projection], n))
+    _, [store], [projection] = concatenate_documents(documents)
+    step = make_step(heads=2 * HEADS, groups=HEADS, dim=DIM)
+    step = replace(step, store=store, projection=projection, low=0, high=len(store))
+    query = fold(step.rotated(True), HEADS)
+    at = 0
+    for document in documents:
+        [kept], [own] = document.stores, document.projections
+        assert own is not None
+        for row in range(document.head, len(document.ids)):
+            key = concat_key_heads(kept.span(row, row + 1)[0])
+            scores = own.queries(query) @ own.keys(key).T
+            [[_, block]] = replace(step, low=at, high=at + 1).sums(True)
+            assert torch.allclose(block, scores, rtol=1e-5, atol=1e-5)
+            at += 1
+    assert at == len(store)
+    whole = torch.cat([block for _, block in step.sums(True)], 1)
+    rows = [next(replace(step, low=n, high=n + 1).sums(True))[1] for n in range(at)]
+    assert torch.allclose(whole, torch.cat(rows, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", [0, 2])

@@ -20,6 +20,7 @@ class QuotingAsker(FakeAsker):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self._evidence: tuple[Passage, ...] = ()
+        self._asked: list[Any] = []
 
     def ask(
         self,
@@ -31,6 +32,7 @@ class QuotingAsker(FakeAsker):
         on_text: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Reply:
+        self._asked = list(books)
         super().ask(question, books, history=history, evidence=0, on_text=None, **options)
         words = set(re.findall(r"\w{3,}", question.lower()))
         found = [one for book in books for one in _sentences(book.document, words)]
@@ -50,8 +52,8 @@ class QuotingAsker(FakeAsker):
             0.1, 0.2, answered_from="text", quotation=quoted, sentences=self.sentences,
         )  # fmt: skip
 
-    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
-        spans: dict[str, list[ShadedSpan]] = {book.document.name: [] for book in books}
+    def heat_maps(self) -> list[HeatMap]:
+        spans: dict[str, list[ShadedSpan]] = {book.document.name: [] for book in self._asked}
         for one in sorted(self._evidence, key=lambda one: one.start):
             spans[one.document].append(
                 ShadedSpan(one.start, one.end, max(1, round(8 * one.weight**0.5)))

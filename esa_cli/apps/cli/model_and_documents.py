@@ -69,7 +69,7 @@ class IngestProgressDisplay(IngestEvents):
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.show_note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
-        seconds = self.planner.estimate_ingest_seconds(tokens)
+        seconds = self.planner.plan_ingest(tokens).estimated_seconds
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 

@@ -425,7 +425,7 @@ class _ServerRoutes:
                 reply = text.finish_reply(reply)
             note(tokens=reply.answer_tokens)
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
-            heat_maps = self.esa.heat_maps(books) if chat_request.heat else []
+            heat_maps = self.esa.heat_maps() if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
                 for document, heat in zip(opened, heat_maps, strict=False)

@@ -17,10 +17,8 @@ __all__ = ["STDIN", "ExtractedText", "Mark", "TextBuilder", "extract_text", "reg
 
 
 def extract_text(data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, a path or "standard input".
-
-    Raises DocumentError: the document cannot be read, has no text, or exceeds a limit.
-    PluginError: the reader of a plugin breaks the rules."""
+    """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
+    cannot be read, has no text, or exceeds a limit. PluginError: a plugin breaks the rules."""
     if not data:
         raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "name a file with text")
     reader = reader_registry.choose_reader(data, name)

@@ -128,9 +128,7 @@ class _WordListLevel(NamedTuple):
 
 
 class _WordListNumbering:
-    """Computes the numbers of headings and list items of a Word document.
-
-    A docx does not contain the numbers of headings and lists, so they are counted as Word does:
+    """Counts the numbers of headings and list items, which a docx does not contain, as Word does:
     each paragraph increases its level's counter and resets the counters of deeper levels."""
 
     def __init__(self, numbering: Any) -> None:
@@ -188,10 +186,8 @@ def _format_list_number(number: int, number_format: str) -> str:
 
 
 class _WordToHtmlConverter:
-    """Renames Word elements to HTML elements, and sets page numbers where pages begin.
-
-    The program that saved a docx may have marked where pages begin; sections may restart the page
-    numbers, as on the printed pages. In a docx without page marks, the page is None."""
+    """Renames Word elements to HTML elements, and sets page numbers where pages begin, if the
+    program that saved the docx has marked them; else the page is None."""
 
     def __init__(self, zipped: ZipDocument, root: Any) -> None:
         self._styles = _read_paragraph_styles(zipped.parse_xml_if_any("word/styles.xml"))

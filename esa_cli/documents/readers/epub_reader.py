@@ -48,8 +48,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
 
 
 def _find_epub_pages(book: ZipDocument, name: str) -> tuple[str, list[str], list[str]]:
-    """Returns the folder of the package file, the files of the pages in reading order, and the
-    files of the tables of contents."""
+    """Returns the package file's folder, the pages in reading order, and the tables of contents."""
     path = book.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
     root, folder = book.parse_xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}

@@ -224,8 +224,7 @@ class _MailReader:
 def _is_format_known(
     part: Any, reader: PluginReader | BuiltInReader, data: bytes, name: str
 ) -> bool:
-    """Whether an attached file has a format that is read: any but that of a file that is read as
-    plain text only because neither name nor content says more."""
+    """Whether the format of an attached file is known, and not only taken for plain text."""
     if reader.binary:
         return True
     named = PurePath(name.lower()).suffix in reader.suffixes

@@ -39,8 +39,7 @@ class PageRecogniser:
         self.installed, self.stopped = True, False
 
     def recognise_page(self, page: Any) -> RecognisedPage | None:
-        """Returns the text of a page of pypdfium2; None if OCR is not installed, the time is short,
-        or the page has no characters."""
+        """Returns the text of a page; None if OCR is missing, time is short or nothing is found."""
         self.stopped = self.stopped or time.process_time() > self._end
         if self.stopped or not self.installed:
             return None
@@ -58,9 +57,8 @@ class PageRecogniser:
         found = self._engine(page.render(scale=scale).to_numpy())
         if not found.txts:
             return None
-        return RecognisedPage(
-            _join_lines(found.boxes, found.txts), sum(found.scores) / len(found.scores)
-        )
+        confidence = sum(found.scores) / len(found.scores)
+        return RecognisedPage(_join_lines(found.boxes, found.txts), confidence)
 
 
 def _join_lines(boxes: Any, texts: Any) -> str:

@@ -1,9 +1,8 @@
 """Reads the text of PDF files page by page with PDFium; bookmarks become chapters.
 
 Text keeps the order in which the PDF stores it. Words hyphenated at a line's end are joined if the
-rest of the document shows how they are spelled. The values of a page's form fields follow the text
-of the page. Pages without text are read by OCR if the extra `ocr` is installed. Columns and
-headings are not recognised; comments are not read."""
+rest of the document shows how they are spelled. The values of a page's form fields follow its text.
+Pages without text are read by OCR. Columns, headings and comments are not recognised."""
 
 from __future__ import annotations
 
@@ -82,11 +81,8 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
             f"read the pages by OCR: {INSTALL}, or: ocrmypdf {path} text.pdf",
         )
-    unknown = [
-        number
-        for number, page in enumerate(pages, 1)
-        if len(_UNKNOWN.findall(page)) > _MAX_UNKNOWN * len(page)
-    ]
+    signs = enumerate((len(_UNKNOWN.findall(page)) / max(1, len(page)) for page in pages), 1)
+    unknown = [number for number, share in signs if share > _MAX_UNKNOWN]
     missing = [describe_recognised_pages(recognised)] if recognised else []
     how = INSTALL if not recogniser.installed else "ocrmypdf"
     how = f"{SECONDS}=3600 gives OCR more time" if recogniser.stopped else f"OCR: {how}"
@@ -125,8 +121,8 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
 
 
 def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
-    """Removes the first and last lines that a third of the pages share, but for the number of the
-    page. The first page with such a line keeps the line, unless it is only a number."""
+    """Removes the first and last lines that a third of the pages share but for the page's number,
+    except from the first page, unless it is only a number."""
     out = [page.split("\n") for page in page_texts]
     for edge in (0, -1):
         shared = [_list_forms_of_head(lines[edge], index) for index, lines in enumerate(out)]
@@ -166,14 +162,10 @@ def _read_bookmark_titles(pdf: Any) -> dict[int, list[str]]:
 def _join_page_texts(
     page_texts: Sequence[str], bookmark_titles: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins the texts of PDF pages by empty lines. A chapter begins at its title in the text of its
-    page, or else on top of the page."""
-    marks: list[Mark] = []
-    parts: list[str] = []
-    start, chapter = 0, None
+    """Joins the texts of PDF pages by empty lines; a chapter begins at its title, or its page."""
+    marks, parts, start, chapter = list[Mark](), list[str](), 0, None
     for index, page in enumerate(page_texts):
-        chapters: dict[int, str] = {}
-        at = 0
+        chapters, at = dict[int, str](), 0
         for title in bookmark_titles.get(index, ()):
             pattern = re.compile(r"\s+".join(map(re.escape, title.split())))
             heading = pattern.search(page, at)

@@ -1,8 +1,5 @@
-"""Finds the tables of a PDF page whose cells are divided by lines, and writes their columns' names
-before each value.
-
-A table is a group of horizontal and vertical lines that touch each other. Only a table whose first
-row names the columns is rewritten (`heading_cells.has_names_above_numbers`)."""
+"""Finds the tables of a PDF page, which are groups of horizontal and vertical lines that touch each
+other, and writes the columns' names before each value if the first row has names."""
 
 from __future__ import annotations
 
@@ -66,10 +63,8 @@ def _group_lines(lines: list[_Box]) -> Iterator[list[_Box]]:
 
 
 def _touch(one: _Box, other: _Box) -> bool:
-    return all(
-        one[axis] <= other[axis + 2] + _NEAR and other[axis] <= one[axis + 2] + _NEAR
-        for axis in (0, 1)
-    )
+    ends = [(max(one[at], other[at]), min(one[at + 2], other[at + 2])) for at in (0, 1)]
+    return all(start <= end + _NEAR for start, end in ends)
 
 
 class _Grid:

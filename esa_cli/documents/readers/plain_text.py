@@ -27,8 +27,7 @@ _WIDER = {
 }  # fmt: skip
 """Declared encoding -> its superset by which browsers read it, and on which pages rely."""
 _ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
-"""Bytes that all encodings of files share, but not EBCDIC nor notations such as `unicode_escape`,
-some of which take minutes."""
+"""Bytes that all encodings of files share, but not EBCDIC nor notations as `unicode_escape`."""
 _BINARY = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
         "an old Office file (doc, xls, ppt)",

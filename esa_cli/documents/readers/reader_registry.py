@@ -1,8 +1,7 @@
 """Chooses the reader of a document among the built-in readers and those of plugins.
 
 A reader of a binary format is chosen if the content leaves no doubt about the format. For other
-files the name decides, then the content; if neither does, the file is read as plain text. The
-module of a built-in reader is imported when the first document needs it."""
+files the name decides, then the content; if neither does, the file is read as plain text."""
 
 from __future__ import annotations
 
@@ -109,8 +108,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by the name of its main file, but not by files of an
-    embedded workbook. If `head` lacks the zip's directory, any such name in `head` decides."""
+    """Returns the format of a zipped document by the name of its main file; without the zip's
+    directory, any such name in `head` decides."""
     import io
     import zipfile
 

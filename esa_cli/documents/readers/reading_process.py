@@ -1,8 +1,8 @@
 """Runs a child process that reads documents with limits on time and memory.
 
 A small malicious file must not take hours or gigabytes, and some libraries crash their process on
-a damaged file. One child process reads many documents, because its start takes a tenth of a second.
-A request is a line of JSON and the bytes of a document; a reply is a line of JSON."""
+a damaged file. A request is a line of JSON and the bytes of a document; a reply is a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ _START = (
 
 
 def look_up_reading_limit(limit_variable: str) -> int:
-    """Returns a limit on reading documents, from an environment variable or by default. Raises
-    UsageError: the variable is not a size."""
+    """Returns a limit from a variable or by default. Raises UsageError: it is not a size."""
     text = os.environ.get(limit_variable, "").strip()
     number = parse_size(text, limit_variable) if text else LIMITS[limit_variable]
     if not 1 <= number <= MAX_LIMIT:
@@ -103,10 +102,8 @@ class DocumentReaderProcess:
         self.owner = os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START.format(path=path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     @property
     def is_usable(self) -> bool:

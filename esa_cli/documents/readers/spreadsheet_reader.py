@@ -5,8 +5,7 @@ remain as lines of text. Columns are numbered if no heading row names all of the
 a CSV file is the character that splits the first rows into equally many cells.
 
 A formula of a workbook is read as the value stored in the file. Dates have ISO format, and
-percentages a %; other number formats are not applied. The XML of a workbook is not parsed by
-openpyxl, because openpyxl loses rows that are out of order."""
+percentages a %. openpyxl does not parse the XML, because it loses rows that are out of order."""
 
 from __future__ import annotations
 
@@ -55,9 +54,8 @@ class _CsvRows:
     a hundred times the memory of the text. Raises csv.Error: the text is no table."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        sample = self._text[:_SAMPLE]
-        if len(self._text) > _SAMPLE:
+        self._text, sample = text, text[:_SAMPLE]
+        if len(text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
         shares = {sign: _compute_share_of_regular_rows(sample, sign) for sign in _DELIMITERS}
         self._delimiter = max(shares, key=lambda sign: shares[sign])
@@ -84,8 +82,7 @@ def _compute_share_of_regular_rows(csv_sample: str, delimiter: str) -> float:
 
 
 def format_table(rows: _Rows) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells; `rows` is
-    iterated over several times."""
+    """Returns a line `name: value; name: value` for each row, without empty cells."""
     widths = Counter(map(_count_cells_to_last_filled, rows))
     del widths[0]
     if not widths:
@@ -136,8 +133,8 @@ def _count_rows_above_table(rows: _Rows, usual_width: int) -> int:
 
 
 def _starts_with_column_names(rows: Sequence[Sequence[str]]) -> bool:
-    """Returns True if the first row names the columns: different words, at most one missing, and
-    years only if the columns below have other numbers."""
+    """Whether the first row names the columns: different words, at most one missing, and years only
+    if the columns below have other numbers."""
     names = [cell for cell in rows[0] if cell]
     if len(names) < len(rows[0]) - 1 or len(set(names)) < len(names):
         return False  # one column may have no name, as the numbers of rows often have none
@@ -181,8 +178,8 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
 
 
 class _ExcelWorkbook:
-    """Holds the sheets of an Excel workbook by title, and the strings, number formats and dates
-    that cells of all sheets refer to. `uncomputed` counts formulas without a stored value."""
+    """The sheets of an Excel workbook by title, with the strings, number formats and dates that
+    cells refer to. `uncomputed` counts formulas without a stored value."""
 
     def __init__(self, zipped: ZipDocument, name: str) -> None:
         self._zipped = zipped
@@ -269,12 +266,10 @@ class _ExcelWorkbook:
         style = int(cell.get("s", "0"))
         form = self._formats[style] if style < len(self._formats) else "General"
         if self._numbers.is_date_format(form):
-            passed = self._numbers.is_timedelta_format(form)
-            try:
-                converted = self._utils.datetime.from_excel(value, self._epoch, timedelta=passed)
-                return _format_date(converted)
-            except (OverflowError, ValueError):
-                return "#VALUE!"
+            passed, dates = self._numbers.is_timedelta_format(form), self._utils.datetime
+            with suppress(OverflowError, ValueError):
+                return _format_date(dates.from_excel(value, self._epoch, timedelta=passed))
+            return "#VALUE!"
         share = "%" in _LITERAL.sub("", form)
         value = value * 100 if share else value
         # With the fifteen digits that spreadsheets keep.

@@ -154,8 +154,8 @@ def make_damage_error(document_name: str, format_name: str, reason: str) -> Docu
 
 
 def import_package(module: str, package: str, document_name: str, *, extra: str = "") -> Any:
-    """Imports a Python package that is needed to read a document. Raises DocumentError: the package
-    is not installed; the hint names the `extra` of esa-cli that installs the package."""
+    """Imports a Python package that is needed to read a document. Raises DocumentError: it is not
+    installed; the hint names the `extra` of esa-cli."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

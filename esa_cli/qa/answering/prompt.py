@@ -1,9 +1,8 @@
 """Encodes documents and questions as token ids, so that a document is prefilled only once.
 
 The chat template is rendered with markers in place of document and question, and cut at the
-markers, so that a document's tokens do not depend on the question. Text of documents and questions
-never becomes special tokens, so that `<|im_end|>` in a document cannot end a chat message.
-"""
+markers. Text of documents and questions never becomes special tokens, so that `<|im_end|>` in a
+document cannot end a chat message."""
 
 from __future__ import annotations
 
@@ -97,8 +96,8 @@ class PromptEncoder:
     def _split_prompt(
         self, question: str, answer_prefix: str, is_followup: bool
     ) -> list[tuple[str, bool]]:
-        """Returns the pieces of the prompt between the document, or the previous answer, and the
-        answer, each with whether special tokens are parsed in the piece."""
+        """Returns the pieces of the prompt between the document or previous answer and the answer,
+        each with whether special tokens are parsed in it."""
         between, lead = self._text_between_turns if is_followup else (self._between, self._lead)
         # Without a chat template, such an answer prefix continues the line of the question.
         goes_on = not self.chat and answer_prefix.startswith(" ")
@@ -137,8 +136,7 @@ class PromptEncoder:
         return _split_end_spaces(self._render_marked_prompt(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def encode_history(self, turns: Sequence[Turn]) -> list[int]:
-        """Returns the token ids of earlier questions and answers. Raises ModelError: the chat
-        template drops or repeats an answer."""
+        """Returns the token ids of earlier turns. Raises ModelError: the template drops one."""
         if not turns:
             return []
         text = self._render_marked_prompt(1)
@@ -156,13 +154,8 @@ class PromptEncoder:
     def encode_question(
         self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
-        """Returns the token ids of the question's prompt, after the document or an earlier answer.
-
-        Args:
-            answer_prefix: the first words of the answer, which the model continues.
-            is_followup: whether the question follows an earlier answer, not the document.
-
-        Raises UsageError: the question is empty, or not UTF-8."""
+        """Returns the token ids of the question's prompt after the document or, if `is_followup`,
+        an earlier answer; the model continues `answer_prefix`. Raises UsageError."""
         validate_question(question)
         pieces = self._split_prompt(question, answer_prefix, is_followup)
         return [token for piece in pieces for token in self._encode_text(*piece)]
@@ -199,8 +192,7 @@ class EncodedQuestion:
         cls, prompt: PromptEncoder, question: str, answer_prefix: str, history: Sequence[Turn],
         cached_tokens: int,
     ) -> EncodedQuestion:  # fmt: skip
-        """Encodes a question and earlier turns, after `cached_tokens` tokens of the KV cache.
-        Raises UsageError: the question is empty."""
+        """Encodes a question and earlier turns. Raises UsageError: the question is empty."""
         later = bool(history)
         ids = prompt.encode_question(question, answer_prefix, later)
         before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
@@ -213,9 +205,8 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
     def check_fits_context(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
-        """Checks that question and answer fit the model's context together with the document, or,
-        if tokens are selected, with the initial, selected and local tokens. Raises HistoryError:
-        the history is too long. LengthError: the question is too long."""
+        """Raises LengthError, or HistoryError if there are earlier turns, if question and answer do
+        not fit the context together with the document, or with the tokens selected of it."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context_tokens - self.start, "the whole document"

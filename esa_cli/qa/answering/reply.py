@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from esa_cli.qa.finding.passage import Passage
@@ -152,13 +153,19 @@ class Reply:
 
     def _repr_html_(self) -> str:
         """Returns the reply as a notebook shows it."""
-        from esa_cli.qa.answering.reply_html import format_answer_as_html
-
         notes = ["The documents may not contain the answer."] if self.doubtful else []
         notes += ["The nearest passages:"] if self.evidence and not self.found else []
-        at = self.quotation
-        quoted = None if at is None else (at.document, at.start, at.end)
-        return format_answer_as_html(self.text_with_marks, notes, self.evidence, quoted)
+        items = [
+            '<li><div dir="auto" style="white-space: pre-wrap">'
+            f"{mark_quotation(one, self.quotation)}</div>"
+            f"<small>{escape(one.describe_place())}</small></li>"
+            for one in self.evidence
+        ]
+        answer = (
+            f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(self.text_with_marks)}</b></p>'
+        )
+        shown = "".join(f"<p>{note}</p>" for note in notes)
+        return f"{answer}{shown}<ol>{''.join(items)}</ol>".encode("utf-8", "replace").decode()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
@@ -186,3 +193,13 @@ def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
     """Describes the parts of documents whose text could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]
+
+
+def mark_quotation(passage: Passage, quotation: Quotation | None) -> str:
+    """Returns the text of a passage as HTML, in which the quoted words are marked."""
+    text, first, last = passage.text, 0, 0
+    if quotation is not None and quotation.document == passage.document:
+        ends = quotation.start - passage.start, quotation.end - passage.start
+        first, last = (min(max(at, 0), len(text)) for at in ends)
+    quoted = f"<mark>{escape(text[first:last])}</mark>" if first < last else ""
+    return escape(text[:first]) + quoted + escape(text[max(first, last) :])

@@ -17,7 +17,7 @@ from esa_cli.qa.answering.reply import CheckedSentence, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     CAPITALISED,
-    TITLES,
+    cannot_be_name,
     capitals_indicate_names,
     find_sentence_spans,
 )
@@ -33,8 +33,8 @@ ENOUGH_WORDS = 0.65
 """The share of content words in one passage that suffices: for short sentences late interaction is
 low. It also suffices that each word is in some passage: a sentence may join two passages."""
 MIN_QUOTED_WORDS = 4
-"""The minimum number of words in quotation marks that must occur in a passage; fewer words may be a
-title, or a word that the answer itself puts in quotation marks."""
+"""The minimum number of words in quotation marks that must occur in a passage; fewer may be a title
+or the answer's own emphasis."""
 MAX_MISSING = 3
 """The maximum number of words that are named as missing from a sentence that fits no passage."""
 _QUOTED = re.compile(r"[\"“”„«»]([^\"“”„«»\n]+)[\"“”«»]")
@@ -78,8 +78,7 @@ def check_answer_sentences(
     answer: str, asked: Sequence[str], passages: Sequence[Passage],
     is_usually_lowercase: Callable[[str], bool], score_passages: PassageScorer,
 ) -> tuple[CheckedSentence, ...]:  # fmt: skip
-    """Checks the sentences of an answer, but not its greetings and headings, nor sentences that say
-    that the documents do not tell the answer.
+    """Checks the sentences of an answer, but no headings, and none that say that nothing is told.
 
     Args:
         asked: the question, and the earlier questions, whose names and numbers need no passage.
@@ -110,8 +109,8 @@ def _blank_match(match: re.Match[str]) -> str:
 
 
 def _find_citations(answer: str, starts: Sequence[int]) -> dict[int, tuple[list[int], int]]:
-    """Returns which passages a sentence cites, and where its last citation ends, by the number of
-    the sentence. A citation belongs to the last sentence that begins before the citation."""
+    """Returns, by the number of a sentence, which passages it cites, and where its last citation
+    ends. A citation belongs to the last sentence that begins before it."""
     out: dict[int, tuple[list[int], int]] = {}
     for match in _CITATION.finditer(answer):
         sentence = bisect_left(starts, match.start()) - 1
@@ -121,8 +120,7 @@ def _find_citations(answer: str, starts: Sequence[int]) -> dict[int, tuple[list[
 
 
 class _ShownPassages:
-    """The words, numbers and names of the passages that another model was shown, and of the
-    questions."""
+    """The words, numbers and names of passages that another model was shown, and of questions."""
 
     def __init__(
         self, asked: Sequence[str], passages: Sequence[Passage], answer: str,
@@ -150,8 +148,8 @@ class _ShownPassages:
     def check_sentence(
         self, sentence: str, quotations: Sequence[str], cited: Sequence[int]
     ) -> tuple[int | None, tuple[str, ...]] | None:
-        """Returns the number from 1 of the passage that the sentence fits best, or None if it fits
-        none, and what the passages lack; None if the sentence has nothing that a passage tells."""
+        """Returns the number from 1 of the passage that a sentence fits best, if any, and what the
+        passages lack; None if the sentence has nothing that a passage tells."""
         missing = [run for text in quotations for run in self._find_invented_runs(text)]
         numbers = [one for one in _find_numbers(sentence) if one[0].lower() != "one"]  # a pronoun
         missing += [text for text, values in numbers if not values & self._numbers]
@@ -174,8 +172,8 @@ class _ShownPassages:
     def _find_fitting_passage(
         self, sentence: str, stems: Collection[str], cited: Sequence[int], tells_nothing_new: bool
     ) -> int | None:
-        """Returns the number from 1 of the passage that a sentence fits best, and of a cited one
-        rather than of another; None if it fits no passage and has words that no passage has."""
+        """Returns the number from 1 of the passage that a sentence fits best, a cited one before
+        others; None if it fits no passage and has words that no passage has."""
         shares = [len(own.intersection(stems)) / max(1, len(stems)) for own in self._words]
         best = max(shares, default=0.0)
         scores: Sequence[float] = shares
@@ -195,14 +193,12 @@ class _ShownPassages:
                 yield part.strip()
 
     def _find_names(self, sentence: str) -> Iterator[str]:
-        """Yields the capitalised words that may be names; the first word is one if it is rarely in
-        lower case."""
+        """Yields the capitalised words that may be names, as they are rarely in lower case."""
         if not self._has_names:
             return
         for match in CAPITALISED.finditer(sentence):
             bare = re.sub(r"['’]s$", "", match[0])
-            acronym = len(bare) > 1 and bare.isupper()
-            if acronym or bare.lower() in TITLES or self._is_usually_lowercase(bare):
+            if cannot_be_name(bare, self._is_usually_lowercase):
                 continue
             if match.start() and match.string[match.start() - 1].isalnum():
                 continue  # inside a word, such as the C of `iCloud`

@@ -1,7 +1,4 @@
-"""A session prefills a document once, and answers questions by attention to the KV cache.
-
-A question's tokens follow the document's in the KV cache until the answer is complete.
-"""
+"""A session prefills a document once, and answers questions by attention to the KV cache."""
 
 from __future__ import annotations
 
@@ -43,8 +40,8 @@ INCOMPLETE = "\ufffd"
 
 
 def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """Returns each token's text; of several tokens that encode one character together, the first
-    token gets the whole character, and the others get empty texts."""
+    """Returns each token's text; of several tokens that encode one character, the first gets the
+    whole character, and the others get empty texts."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -105,9 +102,8 @@ class Session:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
         cache: where the KV cache is; one of `storage.CACHES`.
 
-    Raises:
-        ModelError: the model is not supported. PresetError: the method is wrong, or its compressor
-            was made for another model. UsageError: `cache` is unknown."""
+    Raises ModelError: the model is not supported. PresetError: the method is wrong, or made for
+    another model. UsageError: `cache` is unknown."""
 
     def __init__(
         self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset, cache: str = "auto"
@@ -181,9 +177,7 @@ class Session:
         self, text: str, progress: Progress | None = None, method: Method | None = None
     ) -> None:
         """Empties the KV cache and prefills a document; `resume` continues after an interruption.
-
-        Args:
-            progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
+        `progress` is called with (tokens prefilled, all tokens); `method` replaces the preset's."""
         self.plan_prefill(self.prompt.encode_document(text), method=method)
         self.resume(progress)
 
@@ -247,8 +241,7 @@ class Session:
         self.attachment.detach()
 
     def use_preset(self, preset: Preset | ResolvedPreset) -> None:
-        """Replaces the session's preset, but keeps the prefilled documents. Raises PresetError: the
-        method is invalid, or needs another compressor."""
+        """Replaces the preset, but keeps the documents. Raises PresetError: its method is wrong."""
         resolved = resolve_preset(preset)
         new = resolved.method
         check_method_fits_model(new, self.model)
@@ -278,10 +271,9 @@ class Session:
             on_text: called with each piece of the answer. trace: called with the `ChunkTrace` of
                 each chunk of each layer.
 
-        Raises:
-            UsageError: no document is prefilled to its end, the question is empty, or a setting is
-                out of range. LengthError, HistoryError: the question, or its history, is too long.
-            PresetError: the method scores by another compressor than that of the prefill."""
+        Raises UsageError: no document is prefilled to its end, the question is empty, or a setting
+        is out of range. LengthError, HistoryError: the question, or its history, is too long.
+        PresetError: the method scores by another compressor than that of the prefill."""
         if not self._ids:
             raise UsageError("no document is prefilled", "call session.read(text) first")
         if len(self._ids) < len(self._todo):
@@ -312,21 +304,19 @@ class Session:
         finally:
             self.cache.truncate(length)
             self.cache.begin_query(QueryState())
+        ended = time.perf_counter()
         return Reply(
-            text=streamer.text.strip(),
-            question_tokens=len(asked.before) + len(asked.ids),
-            answer_tokens=streamer.count,
-            first_token_s=(streamer.first or time.perf_counter()) - started,
-            total_s=time.perf_counter() - started,
+            streamer.text.strip(), question_tokens=len(asked.before) + len(asked.ids),
+            answer_tokens=streamer.count, first_token_s=(streamer.first or ended) - started,
+            total_s=ended - started,
             cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
-        )
+        )  # fmt: skip
 
     def check_length(
-        self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
-        history: Sequence[Turn] = (),
-    ) -> None:  # fmt: skip
+        self, question: str, *, prime: str = "", max_new_tokens: int | None = None
+    ) -> None:
         """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
-        asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
+        asked = EncodedQuestion.encode(self.prompt, question, prime, (), len(self._ids))
         answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)
         asked.check_fits_context(self.method.window, self.preset.context, answer)
 
@@ -341,8 +331,8 @@ class Session:
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _run_survey_pass(self, question: EncodedQuestion, query: QueryState) -> None:
-        """Runs the model on the question, only to compute the scores of all layers, if the selector
-        needs these scores before the first layer selects tokens."""
+        """Runs the model on the question to compute the scores of all layers, if the selector needs
+        them before the first layer selects tokens."""
         length, method = self.cache.get_seq_length(), self.method
         chunk, limit = method.window.chunk, method.window.full_attention_limit
         full = question.find_last_chunk_start(chunk) <= limit  # nothing is selected

@@ -2,8 +2,7 @@
 
 A document token's reduced key is a low-rank projection of the token's hidden state after a middle
 layer (Equation 6 of the ESA paper); a question token has a reduced query from another projection
-(Equation 5) and a weight. `benchmarks/training/train_finder.py` trains finders.
-"""
+(Equation 5) and a weight."""
 
 from __future__ import annotations
 
@@ -150,8 +149,8 @@ def compute_window_products(
 def _compute_products_between_bounds(
     queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
 ) -> Tensor:
-    """Returns the largest product (B - 1, M) of each of M queries with the keys of the tokens
-    between each two adjacent numbers of B ascending token numbers."""
+    """Returns the largest product (B - 1, M) of each of M queries with the keys between each two
+    adjacent token numbers of B ascending ones."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -254,7 +253,7 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as described in `Finder.encode_questions`, and records gradients."""
+        """Encodes questions as `Finder.encode_questions` says, and records gradients."""
         sequences = [self._tokenise_question(text) for text in texts]
         fused = self._fuse_layers() if self._fixed and not torch.is_grad_enabled() else None
         states, lengths = self._compute_hidden_states(sequences, fused)

@@ -54,9 +54,9 @@ def read_late_interaction_sizes(folder: Path) -> FinderSizes:
 class LateInteractionFinder:
     """A finder of a `MultiVectorEncoder` of sentence-transformers, with its own tokenizer.
 
-    The model reads a document in parts of a fixed number of tokens, each with some tokens before
-    the part as context and with the model's prompt for documents. A token that the model does not
-    score, such as punctuation, repeats the key of a token beside it, which changes no maximum.
+    The model reads a document in parts, each with some tokens before it as context and with the
+    model's prompt for documents. A token that the model does not score, such as punctuation,
+    repeats the key of a token beside it, which changes no maximum.
 
     Raises ModelError: the model cannot be loaded. UsageError: the package is missing."""
 
@@ -99,8 +99,8 @@ class LateInteractionFinder:
 
     @torch.inference_mode()
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as described in `Finder.encode_questions`, but scaled as the model's
-        vectors are; all tokens have equal weight, so that scores are means of the model's sum."""
+        """Encodes questions as `Finder.encode_questions` says, but with the scale of the model's
+        vectors; all tokens have equal weight."""
         rows = self.encoder.encode_query(list(texts), show_progress_bar=False)
         queries = nn.utils.rnn.pad_sequence([one.cpu() for one in rows], batch_first=True)
         counts = torch.tensor([len(one) for one in rows])[:, None]

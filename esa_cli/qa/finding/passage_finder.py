@@ -1,8 +1,6 @@
 """Documents that can be asked about (books), and the search for passages that answer questions.
 
-A passage is a window of sentences. Its score is the log-odds that it answers the question, which
-`Ranking` computes from late interaction, or from BM25 if the document has no token index.
-"""
+A passage is a window of sentences, whose score is the log-odds that it answers the question."""
 
 from __future__ import annotations
 
@@ -50,7 +48,6 @@ FITS = 0.6
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 SAMPLE = 5000
 """The number of characters of a document in which a script without spaces is looked for."""
-COUNT = 8
 RANKING = "ranking.json"
 """The name of the file of a finder's folder with the weights of a `Ranking`."""
 ABOVE = 0.02
@@ -100,8 +97,7 @@ def drop_duplicate_books(books: Sequence[Book]) -> list[Book]:
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
-    """Gives each document of a question a unique name, and the range of its tokens among the tokens
-    of all these documents."""
+    """Gives each document of a question a unique name, and its range of tokens among all tokens."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = locate_document_texts(prefilled)
@@ -127,8 +123,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
 @dataclass(frozen=True)
 class Ranking:
     """The logistic regressions that give the log-odds that a window answers a question, fit by
-    `benchmarks/ranking.py` to the development questions, with no term that depends on how many
-    other windows there are.
+    `benchmarks/ranking.py` to the development questions; no term counts the other windows.
 
     Args:
         late: weights of a window's late interaction, alone and with each of `AROUND`, in a sum.
@@ -145,8 +140,7 @@ class Ranking:
 
     @classmethod
     def load(cls, folder: Path) -> Ranking:
-        """Loads the ranking of a finder's folder, or the default. Raises ModelError: its file is
-        damaged."""
+        """Loads the ranking of a finder's folder, or the default. Raises ModelError."""
         path = folder / RANKING
         if not path.exists():
             return cls()
@@ -205,7 +199,14 @@ class PassageFinder:
         texts = [document.text for document in self.documents]
         self.index = LexicalIndex(texts, [book.words for book in books])
         self._has_names = capitals_indicate_names(texts)
-        self._in_contents = find_windows_in_contents(self.documents, self.index)
+        contents = [find_contents(document) for document in self.documents]
+        # The windows in contents pages and indexes, which answer nothing.
+        self._in_contents = {
+            number
+            for number, window in enumerate(self.index.windows)
+            for start, end in contents[self.index.documents[number]]
+            if start <= (window.start + window.end) // 2 < end
+        }
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
         languages = zip(self.index.document_languages, texts, strict=True)
@@ -247,10 +248,7 @@ class PassageFinder:
         self, question: str, *, reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows for a question, and judges which windows may answer because they have,
-        or are near, a word of the question or, with a token index, a similar meaning.
-
-        Args:
-            reduced: the question's reduced queries, for documents with a token index."""
+        or are near, a word of the question or, with `reduced`, a similar meaning."""
         bm25 = self.index.compute_bm25_scores(question)
         words, fitting, ranking = divide_by_highest(bm25), bm25 > 0, self.ranking
         total = ranking.compute_bm25_odds(words)
@@ -315,22 +313,10 @@ class PassageFinder:
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
-        probability = compute_probability(score)
+        probability = 1 / (1 + math.exp(min(-score, 700.0)))
         return Passage.cut_from(
             document, window.start, window.end, score=score, probability=probability
         )
-
-
-def find_windows_in_contents(documents: Sequence[Document], index: LexicalIndex) -> set[int]:
-    """Returns the numbers of the windows in contents pages and indexes, which answer nothing."""
-    contents = [find_contents(document) for document in documents]
-    return {
-        number
-        for number, (window, document) in enumerate(
-            zip(index.windows, index.documents, strict=True)
-        )
-        if any(start <= (window.start + window.end) // 2 < end for start, end in contents[document])
-    }
 
 
 def _is_spaceless(text: str) -> bool:
@@ -339,14 +325,9 @@ def _is_spaceless(text: str) -> bool:
     return len(_SPACELESS.findall(sample)) > len(sample) / 4
 
 
-def compute_probability(log_odds: float) -> float:
-    """Returns the probability of log-odds."""
-    return 1 / (1 + math.exp(min(-log_odds, 700.0)))
-
-
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the bounds [first, last), each (W,), of the tokens that overlap each of W ranges of
-    characters (W, 2)."""
+    """Returns the bounds [first, last), each (W,), of the tokens that overlap ranges of characters
+    (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -379,8 +360,8 @@ class PassageSearch:
     def score_passages(
         self, text: str, passages: Sequence[Passage], books: Sequence[Book]
     ) -> list[float] | None:
-        """Returns the late interaction of a text with each of some passages of the documents; None
-        if a passage has no token index of the preset's model, whose scores alone are known."""
+        """Returns the late interaction of a text with each passage; None if a passage has no token
+        index of the preset's model, whose scores alone are known."""
         if self._encoder is None or not self._encoder.uses_preset_model:
             return None
         indexes = {book.document.name: (book.index, book.spans) for book in books}
@@ -406,7 +387,7 @@ class PassageSearch:
 
     @torch.inference_mode()
     def search_passages(
-        self, question: str, books: Sequence[Book], count: int | None = COUNT,
+        self, question: str, books: Sequence[Book], count: int | None = 8,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Returns the passages that may answer a question, best first.

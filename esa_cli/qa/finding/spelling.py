@@ -1,9 +1,7 @@
 """Finds stems that are spelled like a word of a question, for words that no document has.
 
 This finds words with a typing error, forms of a word that no stemmer knows, and compounds whose
-last part is the word, or the last part of a compound. Names and numbers remain what they are:
-whether a document has a word is decided by the exact stem (`LexicalIndex.has_word`).
-"""
+last part is the word, or the last part of a compound."""
 
 from __future__ import annotations
 
@@ -41,11 +39,10 @@ class SpellingIndex:
         self._first = pairs[edges]  # the edge and the first letter
 
     def find_similar_stems(self, stem: str) -> list[tuple[int, float]]:
-        """Returns the numbers of at most MOST stems that are spelled like `stem`, and their weights
-        (0 to 1), the best first; none for a stem that is short or has a digit.
-
-        The weight is the square of Dice's coefficient of the stems' sets of character pairs, or
-        PART times the share of letters if one stem is the end of the other."""
+        """Returns the numbers of at most MOST stems that are spelled like `stem`, the best first;
+        none for a stem that is short or has a digit. Their weights (0 to 1) are the squares of
+        Dice's coefficient of the stems' sets of character pairs, or PART times the share of letters
+        if one stem is the end of the other."""
         if len(stem) < SHORTEST or not self._stems or any(map(str.isdigit, stem)):
             return []
         count, pairs = len(self._stems), _encode_pairs(f"{_EDGE}{stem}{_EDGE}")

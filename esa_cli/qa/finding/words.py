@@ -46,8 +46,6 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 HAN = re.compile(r"[\u3005\u3007\u3400-\u9fff\U00020000-\U0003ffff]")
 """Matches a Chinese character."""
-
-
 EDGES = re.compile(r"^\W+|(?:['’]s?)?\W*$")
 """Matches what is not part of a word at its ends, such as quotation marks and `'s`."""
 NOUN = re.compile(
@@ -248,9 +246,8 @@ class LexicalIndex:
 
     def list_missing_words(self, question: str) -> list[str]:
         """Lists names and numbers of a question, and English nouns after an article, that no
-        document has in any form; as the question writes them. Other words are left out, since they
-        may have irregular forms. Nothing is listed unless the question is in the language of a
-        document, and the words of all documents are stemmed."""
+        document has in any form; other words may have irregular forms. Nothing is listed unless the
+        question is in the language of a document, and the words of all documents are stemmed."""
         votes, languages = count_function_words(question), list(self.languages)
         own = max((votes[language] for language in languages), default=0)
         ascii_stems = sum(map(str.isascii, self._vocabulary))
@@ -272,9 +269,10 @@ class LexicalIndex:
     def _has_form(self, stem: str, is_regular: bool) -> bool:
         """Whether any document has a stem or, unless all forms of its word have this stem, a stem
         that contains it or begins like it, as `knive` begins like `knife`."""
-        if stem in self._vocabulary or is_regular or stem.isdecimal():
-            is_grouped = stem.isdecimal() and stem[3:] and stem[-3:] in self._vocabulary
-            return stem in self._vocabulary or bool(is_grouped)  # 1,803
+        if stem in self._vocabulary:
+            return True
+        if is_regular or stem.isdecimal():
+            return stem.isdecimal() and len(stem) > 3 and stem[-3:] in self._vocabulary  # 1,803
         start = stem[: max(3, len(stem) - 3)]
         return any(other.startswith(start) or stem in other for other in self._vocabulary)
 
@@ -283,8 +281,8 @@ class LexicalIndex:
         return SpellingIndex(list(self._vocabulary))
 
     def _weigh_vocabulary(self, question: str) -> tuple[list[int], list[float]]:
-        """Returns the vocabulary numbers of a question's words, and their weights: 1 for a word of
-        a document; for any other word, the words with similar spelling and smaller weights."""
+        """Returns the numbers of a question's words in the vocabulary, and their weights: 1, or
+        less for similar words in place of one that no document has."""
         numbers, weights = list[int](), list[float]()
         for stems in find_question_words(question, self.languages):
             words = chain.from_iterable(map(_list_words_of_stem, stems))
@@ -305,8 +303,7 @@ class LexicalIndex:
 
 
 def _list_words_of_stem(stem: str) -> list[str]:
-    """Returns the words that BM25 counts for a stem: the stem and its Chinese characters, since
-    most words of older Chinese are one character."""
+    """Returns a stem and its Chinese characters: most words of older Chinese are one character."""
     return [stem] if stem.isascii() else list(dict.fromkeys([stem, *HAN.findall(stem)]))
 
 
@@ -329,8 +326,7 @@ def _find_nearest_windows(
 
 
 def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each content word of a text that also occurs in a
-    question."""
+    """Returns the characters [start, end) of a text's content words that a question has as well."""
     language = detect_language(text)
     wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}
     located = locate_content_words(text, language)
@@ -387,7 +383,7 @@ def rate_unmentioned_names(
         words = [
             {word[start:end] for start, end, _ in locate_content_words(word)}
             for word in CAPITALISED.findall(name[0])
-            if not _cannot_be_name(word, is_usually_lowercase)
+            if not cannot_be_name(word, is_usually_lowercase)
         ]
         words = [parts for parts in words if parts]
         unknown = sum(not any(map(has_word, parts)) for parts in words)
@@ -395,7 +391,7 @@ def rate_unmentioned_names(
     return max(shares)
 
 
-def _cannot_be_name(word: str, is_usually_lowercase: Callable[[str], bool]) -> bool:
+def cannot_be_name(word: str, is_usually_lowercase: Callable[[str], bool]) -> bool:
     """Whether a capitalised word is an acronym, a title, or usually written in lower case."""
     bare = re.sub(r"['’]s$", "", word)
     acronym = len(bare) > 1 and bare.isupper()

@@ -79,8 +79,7 @@ class IngestEvents:
 
 
 class IngestProgressRelay(IngestEvents):
-    """Tells a progress function how many tokens of a document the model has read. If the disk is
-    full, documents stay in memory unless `must_store` is set."""
+    """Calls a progress function; if the disk is full, documents may stay in memory."""
 
     def __init__(self, progress: Progress | None, must_store: bool = True) -> None:
         self._progress, self._must_store = progress, must_store
@@ -314,11 +313,8 @@ class TokenIndexIngester(DocumentIngester):
         """JSON of everything, except a document's text, that determines a token index."""
         facts = {"index": FORMAT, "encoder": self.encoder.digest}
         if self.encoder.uses_preset_model:
-            facts |= {
-                "model": self.esa.model_digest,
-                "segment_tokens": SEGMENT_TOKENS,
-                "context_tokens": CONTEXT_TOKENS,
-            }
+            sizes = {"segment_tokens": SEGMENT_TOKENS, "context_tokens": CONTEXT_TOKENS}
+            facts |= {"model": self.esa.model_digest, **sizes}
         return json.dumps(facts, sort_keys=True)
 
     def tokenise(self, document: Document) -> TokenisedDocument:

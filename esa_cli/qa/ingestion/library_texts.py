@@ -44,9 +44,8 @@ class FileChanges:
     """The changes that one call of `FileIndexer.index_files` has made to records of files.
 
     Args:
-        records: the records of all files, in the files' order.
+        records: of all files, in order. read: the number of files that were opened.
         added, changed: the records of files that could not be read before, or had another text.
-        read: the number of files that were opened.
         former: digests of the texts that changed files had before."""
 
     records: list[FileRecord] = field(default_factory=list)
@@ -166,13 +165,11 @@ def sync_folder(
     catalogue: Catalogue, folder: str, *, prune: bool = False, prune_if_empty: bool = False,
     progress: Progress | None = None,
 ) -> FolderSyncResult:  # fmt: skip
-    """Updates the catalogue's records of the files in a folder, given by its absolute path.
+    """Updates the catalogue's records of the files in a folder, given by its absolute path. With
+    `prune` the caller will delete the records of removed files.
 
-    Args:
-        prune: whether the caller will delete the records of removed files.
-        prune_if_empty: whether to allow `prune` although the folder has no document left.
-
-    Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError."""
+    Raises DocumentError: the folder cannot be listed, or with `prune` has no document left, unless
+    `prune_if_empty`. LibraryError, DiskError."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
@@ -280,12 +277,12 @@ class LibraryTexts:
     former: tuple[LibraryEntry, ...] = ()
 
 
-def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
+def load_library_texts(library: Library) -> LibraryTexts:
     """Returns the texts in a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
     with library.open_search_catalogue() as catalogue:
-        return list_current_texts(catalogue, progress)
+        return list_current_texts(catalogue)
 
 
 def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:

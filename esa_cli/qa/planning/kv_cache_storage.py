@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_can_join_recurrent_states(model_type: str, has_recurrent_layers: bool) -> None:
-    """Raises UsageError if layers of the model keep a state, because the states of several
-    documents cannot be joined."""
+    """Raises UsageError if layers of the model keep a state, which cannot be joined."""
     if has_recurrent_layers:
         raise UsageError(
             f"layers of this {model_type} model keep a state, and the states of several documents "
@@ -58,7 +57,7 @@ def find_reduced_key_widths(
     compressor: Compressor, layer_count: int, whole_key_width: int, uses_reduced_keys: bool = True
 ) -> Sequence[int]:
     """Returns the dimension of reduced keys in each layer; empty if scores use no reduced keys.
-    Raises PresetError: the compressor is not for a model of this shape."""
+    Raises PresetError: the compressor is of another model."""
     from esa_cli.attention.parts import Moments
 
     if not uses_reduced_keys:

@@ -43,8 +43,7 @@ class ModelShape:
         rows: the number of layers with a KV cache. numbers: what these cache of a token.
         shapes: G and D of each of these layers, if they differ.
         stateful: the number of layers with a state, of `convolved` numbers of the model's type and
-            `recurrent` ones in float32.
-        window: tokens of the model's sliding window; 0: it has none."""
+            `recurrent` ones in float32. window: tokens of the sliding window; 0: there is none."""
 
     layers: int
     hidden: int
@@ -139,11 +138,8 @@ def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) ->
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """The size of a model's weights in memory.
-
-    Args:
-        nbytes: bytes in memory, with numbers of `size` bytes. body: numbers in the matrices of the
-            layers and experts that a token passes."""
+    """The bytes of a model's weights in memory, with numbers of `size` bytes, and `body`, the
+    numbers in the matrices of the layers and experts that a token passes."""
 
     nbytes: int
     body: int
@@ -157,12 +153,8 @@ class WeightSizes:
 def measure_weight_sizes(
     model_folder: Path, device: str, dtype_bytes: int, quantization: str = ""
 ) -> WeightSizes:
-    """Measures the weights of the model in a folder, which may contain only config.json.
-
-    Args:
-        device: of `choose_torch_device`. quantization: of `QUANTIZATIONS`; "": none.
-
-    Raises ModelError: the files are damaged, or transformers does not know the model."""
+    """Measures the weights of the model in a folder, which may contain only config.json, with one
+    of `QUANTIZATIONS` or "". Raises ModelError: files are damaged, or the model is not known."""
     config = read_config_json(model_folder)
     kept = not quantization and weights_stay_quantised(config, device)
     if _has_all_weight_files(model_folder):

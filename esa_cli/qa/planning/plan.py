@@ -1,19 +1,17 @@
 """Estimates the memory and time of indexing or prefilling documents, before the model is loaded.
 
 For each token and layer, a KV cache takes 2 G D numbers, with G key heads of dimension D, and the
-numbers of a reduced key. A prefill takes two operations for each token and weight of the layers,
-besides the operations of attention and of scoring tokens."""
+numbers of a reduced key. A prefill takes two operations for each token and weight of the layers."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
 
 FEED = 1024
-"""The number of tokens in one forward call of a prefill, which the method cuts into chunks. On 2
-cores, 512 to 1,024 is fastest; larger activations do not fit into the CPU's cache."""
+"""The number of tokens in one forward call of a prefill, whose activations fit a CPU's cache."""
 LIBRARIES = 400 << 20
 """The bytes that torch, transformers and Python take by themselves."""
 STATES = 4
@@ -47,17 +44,9 @@ STORED_AT_ONCE = 8192
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """The number of tokens that the model processes for each segment of a token index."""
 SPEED_FILE = "rates.json"
-"""The file with the speeds of previous ingests: operations per second of a prefill, and tokens per
-second of a token index."""
-INDEX = "token index"
-"""The kind of an ingest that makes a token index, in the keys of remembered speeds."""
+"""The file with the operations per second of previous ingests."""
 SECONDS = 0.15
 """The seconds for which the speed of a matrix product is measured."""
-ASSUMED_SPEED = 1000.0
-"""The tokens per second that are assumed for a small model's token index if none was measured."""
-COPIES = 2.5
-"""The bytes of a small model's weights, of their fused copies for finding and reading, and of
-activations, in relation to the bytes of the weights alone."""
 EFFICIENCY = 0.6
 """The share of a matrix product's speed that a prefill is assumed to reach if none was measured."""
 
@@ -114,11 +103,6 @@ class TokenIndexCosts:
         own = self.finder.weights // 2  # two operations a number of 4 bytes
         return token_count * (share * (2 * self.body + attention) + projection + own)
 
-    @property
-    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
-        """None, because the two ratios of the ESA paper do not apply to answers from passages."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class KvCacheCosts(TokenIndexCosts):
@@ -128,8 +112,7 @@ class KvCacheCosts(TokenIndexCosts):
 
     @cached_property
     def reduced_key_width(self) -> int:
-        """The sum of the dimensions of reduced keys over the layers. Raises PresetError: the
-        compressor does not fit a model of this shape."""
+        """The sum of the dimensions of reduced keys over the layers. Raises PresetError."""
         shape, score, compressor = self.shape, self.method.score, self.method.compressor
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
@@ -137,8 +120,8 @@ class KvCacheCosts(TokenIndexCosts):
     def count_kv_bytes(
         self, token_count: int, dtype_bytes: int, on_host: bool = False
     ) -> tuple[int, int]:
-        """Returns the bytes of keys and values on the device, and the bytes in host memory. With
-        `on_host`, keys and values are in host memory, except those of local and new tokens."""
+        """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
+        values but those of local and new tokens."""
         shape, window = self.shape, self.method.window
         if not on_host:
             return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
@@ -186,24 +169,9 @@ class KvCacheCosts(TokenIndexCosts):
             scoring += 2 * width * max(0.0, token_count / 2 - window.local - window.initial)
         return token_count * (2 * self.body + shape.rows * attention + scoring)
 
-    @property
-    def esa_paper_cost_ratios(self) -> tuple[float, float] | None:
-        """The two cost ratios of the ESA paper: operations of a step relative to full attention,
-        and size of the reduced keys relative to the KV cache. None if the method is not the
-        paper's."""
-        from esa_cli.attention.selection import LogitSum, TopKSelector
-
-        shape, method = self.shape, self.method
-        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, LogitSum)):
-            return None
-        scored = self.reduced_key_width / shape.rows or shape.groups * shape.dim
-        attended = shape.heads * (4 * shape.dim + 3)
-        return (2 * scored + 1) / attended, self.reduced_key_width / shape.numbers
-
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:
-    """Returns how many bytes of a GPU a KV cache can take: those that are free, and those that
-    torch has reserved and does not use."""
+    """Returns the bytes of a GPU that are free, or reserved by torch and not used."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 
@@ -221,8 +189,7 @@ class KvCachePlacement:
         self.model, self.method, self.cache = model, method, cache
 
     def puts_cache_on_host(self, token_count: int) -> bool:
-        """Whether keys and values of `token_count` tokens are kept in host memory instead of the
-        GPU."""
+        """Whether keys and values of `token_count` tokens are kept in host memory."""
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not has_separate_memory(device):
             return False
@@ -246,13 +213,8 @@ def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: st
     return 2.0 * x.numel() * model_shape.inner * done / spent
 
 
-def make_ingest_speed_key(model_name: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key under which `SPEED_FILE` stores how fast a model ingests documents."""
-    return f"{model_name}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
-
-
 def load_ingest_speeds() -> dict[str, float]:
-    """Reads the saved speeds of indexing and prefilling; returns {} if the file cannot be read."""
+    """Reads the saved speeds by their keys; returns {} if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
@@ -261,7 +223,7 @@ def load_ingest_speeds() -> dict[str, float]:
 
 
 def save_ingest_speed(speed_key: str, speed: float) -> None:
-    """Saves the speed of indexing or prefilling in `SPEED_FILE`, if the file can be written."""
+    """Saves a speed in `SPEED_FILE`, if the file can be written."""
     path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,51 +232,8 @@ def save_ingest_speed(speed_key: str, speed: float) -> None:
             part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
-class IngestPlanner(Protocol):
-    """Estimates beforehand the memory and time of indexing or prefilling documents."""
-
-    memory: int
-    """The bytes that were available before the model was loaded."""
-
-    def check_memory_suffices(self, token_count: int) -> None:
-        """Raises ResourceError, with remedies, if `token_count` tokens do not fit into memory."""
-
-    def estimate_ingest_seconds(self, token_count: int) -> float:
-        """Estimates the seconds of ingesting `token_count` tokens by the last measured speed."""
-
-    def save_ingest_time(self, token_count: int, seconds: float) -> None:
-        """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
-
-
-@dataclass
-class TokenIndexPlanner:
-    """Estimates memory and time of a token index from the bytes of the model's weights alone.
-
-    Args:
-        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
-        memory: see `IngestPlanner`. speed_key: the result of `make_ingest_speed_key`."""
-
-    weights: int
-    row_bytes: int
-    memory: int
-    speed_key: str
-
-    def check_memory_suffices(self, token_count: int) -> None:
-        size = self.row_bytes + TOKEN_BYTES
-        fixed = int(COPIES * self.weights) + LIBRARIES
-        if (needed := fixed + token_count * size) > self.memory:
-            remedies = _list_memory_remedies((self.memory - fixed) // size, "cpu")
-            raise _make_memory_error(token_count, needed, self.memory, "cpu", "cpu", remedies)
-
-    def estimate_ingest_seconds(self, token_count: int) -> float:
-        return token_count / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED)
-
-    def save_ingest_time(self, token_count: int, seconds: float) -> None:
-        save_ingest_speed(self.speed_key, token_count / seconds)
-
-
-class ModelIngestPlanner:
-    """Estimates memory and time of ingesting documents with one method and model.
+class IngestPlanner:
+    """Estimates memory and time of indexing or prefilling documents with one method and model.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
@@ -338,8 +257,7 @@ class ModelIngestPlanner:
         self.weights = measure_weight_sizes(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
         self.costs, self.cache = TokenIndexCosts(shape, on_gpu, body, index), "device"
-        how = f"{INDEX} {index.name}".strip() if index else INDEX
-        self.may_store_rows = False
+        self.may_store_rows, how = False, f"index {index.name if index else ''}".strip()
         if index is None and not by_words:
             method = resolved.method
             self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
@@ -348,9 +266,9 @@ class ModelIngestPlanner:
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
-        self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
-        # The speed of an index is saved in tokens per second, as it is for `TokenIndexPlanner`.
-        self._saved_unit = self.costs.count_ingest_operations(1) if index else 1.0
+        threads = f"{torch.get_num_threads()} threads"
+        key = resolved.preset.model, self.dtype_name, device, how, threads
+        self.speed_key = "|".join(key)
 
     @property
     def dtype_name(self) -> str:
@@ -359,8 +277,7 @@ class ModelIngestPlanner:
     @cached_property
     def measured_operations_per_second(self) -> float | None:
         """The operations per second of the last ingest, or None if no ingest was measured."""
-        speed = load_ingest_speeds().get(self.speed_key)
-        return None if speed is None else speed * self._saved_unit
+        return load_ingest_speeds().get(self.speed_key)
 
     @cached_property
     def operations_per_second(self) -> float:
@@ -371,8 +288,7 @@ class ModelIngestPlanner:
     def plan_ingest(
         self, token_count: int, dtype_bytes: int | None = None, cache: str | None = None
     ) -> IngestPlan:
-        """Estimates the memory and time of ingesting `token_count` tokens, by default with the
-        planner's `dtype` and `cache`."""
+        """Estimates memory and time, by default with the planner's `dtype` and `cache`."""
         costs, size, cache = self.costs, dtype_bytes or self.dtype.itemsize, cache or self.cache
         at_once = min(token_count, STORED_AT_ONCE) if cache == "disk" else token_count
         weights = self.weights.count_weight_bytes(size)
@@ -390,15 +306,14 @@ class ModelIngestPlanner:
         )  # fmt: skip
 
     def check_memory_suffices(self, token_count: int) -> None:
+        """Raises ResourceError, with remedies, if `token_count` tokens do not fit into memory."""
         self.plan_ingest(token_count).check_fits_memory()
 
-    def estimate_ingest_seconds(self, token_count: int) -> float:
-        return self.plan_ingest(token_count).estimated_seconds
-
     def save_ingest_time(self, token_count: int, seconds: float) -> None:
+        """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
         operations = self.costs.count_ingest_operations(token_count)
         self.measured_operations_per_second = self.operations_per_second = operations / seconds
-        save_ingest_speed(self.speed_key, self.operations_per_second / self._saved_unit)
+        save_ingest_speed(self.speed_key, self.operations_per_second)
 
 
 @dataclass(frozen=True)
@@ -416,7 +331,7 @@ class IngestPlan:
     host_keys_values: int
     host_available: int
     operations: float
-    planner: ModelIngestPlanner = field(repr=False)
+    planner: IngestPlanner = field(repr=False)
 
     @property
     def needed_bytes(self) -> int:
@@ -459,14 +374,17 @@ class IngestPlan:
         on_cpu = on_gpu and on_device.needed_bytes <= planner.host_memory
         to_host = on_gpu and cache == "device"
         to_disk = planner.may_store_rows and cache != "disk"
+        fewer, is_limited = self.max_fitting_tokens, _is_memory_limited_by_user(self.device)
         ways = (
             (size > 2 and fits_memory_with(2), "use --dtype bfloat16, which fits"),
             (to_host and fits_memory_with(size, "host"), "use --cache host, which fits"),
             (to_disk and fits_memory_with(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
+            (fewer > 0, f"give fewer or shorter documents: {fewer:,} tokens fit"),
+            (True, "use a smaller model with --model"),
+            (True, "raise ESA_MEMORY_LIMIT" if is_limited else "free some memory"),
         )
-        elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *_list_memory_remedies(self.max_fitting_tokens, self.device))
+        return tuple(text for helps, text in ways if helps)
 
     def check_fits_memory(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
@@ -475,26 +393,13 @@ class IngestPlan:
         need, have, place = self.needed_bytes, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        raise _make_memory_error(self.tokens, need, have, place, self.device, self.memory_remedies)
-
-
-def _make_memory_error(
-    token_count: int, needed_bytes: int, available_bytes: int, memory_owner: str, device: str,
-    remedies: Sequence[str],
-) -> ResourceError:  # fmt: skip
-    is_limited = _is_memory_limited_by_user(device)
-    device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{memory_owner} has"
-    return ResourceError(
-        f"{token_count:,} tokens need {machine.format_size(needed_bytes)} of memory, and "
-        f"{device_has} {machine.format_size(available_bytes)}",
-        "; or ".join(remedies),
-    )
-
-
-def _list_memory_remedies(tokens_that_fit: int, device: str) -> list[str]:
-    fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
-    free = "raise ESA_MEMORY_LIMIT" if _is_memory_limited_by_user(device) else "free some memory"
-    return [*([fewer] if tokens_that_fit > 0 else []), "use a smaller model with --model", free]
+        is_limited = _is_memory_limited_by_user(self.device)
+        device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{place} has"
+        raise ResourceError(
+            f"{self.tokens:,} tokens need {machine.format_size(need)} of memory, and "
+            f"{device_has} {machine.format_size(have)}",
+            "; or ".join(self.memory_remedies),
+        )
 
 
 def _is_memory_limited_by_user(device: str) -> bool:

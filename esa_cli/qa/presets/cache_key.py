@@ -1,7 +1,5 @@
-"""Computes cache keys, which are texts that list everything that a stored KV cache depends on.
-
-KV caches of a document with the same cache key are interchangeable. A cache key does not contain
-what only changes rounding errors: the device, the kernel and versions of libraries, except
+"""Computes cache keys, which are texts that list everything that a stored KV cache depends on,
+without what only changes rounding errors: the device, the kernel and versions of libraries, except
 transformers' version if the model has recurrent layers."""
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ SAMPLES = 1024
 
 
 def digest_model(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Returns the properties of a model and its tokenizer on which KV caches depend. Raises
-    ModelError: its weights are not in memory, or cannot be read."""
+    """Returns what KV caches depend on in a model and its tokenizer. Raises ModelError."""
     return {
         "fingerprint": asdict(compute_model_fingerprint(model)),
         "config": _drop_paths_and_versions(model.config),
@@ -136,8 +133,7 @@ def hash_text_answer_settings(preset: Preset) -> str:
 
 def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of a preset's settings, without `answer` and `excluded_keys`, and of the
-    files that the settings name. Raises PresetError: a setting is invalid, or a file cannot be
-    read."""
+    files that the settings name. Raises PresetError."""
     facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
     method = resolve_preset(preset).method
     files: dict[str, Any] = {**hash_plugin_sources(method)}

@@ -1,7 +1,5 @@
 """Loads presets, which are YAML files with settings of the model, of finding and reading passages,
-and of the method that selects tokens from the KV cache.
-
-A preset is merged with the preset that its setting `extends` names, and with --set overrides."""
+and of the method that selects tokens from the KV cache; a preset may extend another one."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 HEAD, COMBINATION = "head.safetensors", "combination.json"
-"""The names of the files with the head of an adapter for reading passages, and with the weights by
-which its results and search scores become the probability of an answer."""
+"""The files of an adapter for reading passages: its head, and the weights by which its results and
+search scores become the probability of an answer."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -68,8 +66,8 @@ class AnswerSettings(_StrictSettings):
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
-        finder: a shipped finder's name, the folder of a trained finder or of a late interaction
-            model, a hub id of such a model, or the address of a server of embeddings."""
+        finder: a shipped finder's name, a folder, a hub id of a late interaction model, or the
+            address of a server of embeddings."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span"] = "auto"
@@ -197,9 +195,8 @@ def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> di
 
 
 def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the settings of two presets. If `base` has a finder, another model in `overriding`
-    becomes `answer.reader`, which writes the answers. If `base` has no finder, another model in
-    `overriding` replaces the model, `score.heads` and `answer` of `base`."""
+    """Merges the settings of two presets. Another model in `overriding` becomes `answer.reader` if
+    `base` has a finder; else it replaces the model, `score.heads` and `answer` of `base`."""
     out = merge_settings(base, overriding)
     if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
         return out
@@ -220,8 +217,8 @@ def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dic
 
 
 def switch_to_kv_cache_answers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns preset settings, changed to answer from the KV cache of the model `answer.reader`, or
-    of the preset's model if there is no reader. Raises PresetError: the reader is on a server."""
+    """Returns settings that answer from the KV cache of the model `answer.reader`, or of the
+    preset's model. Raises PresetError: the reader is on a server."""
     answer = {**(settings.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_server_address(reader):
@@ -300,8 +297,7 @@ def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ())
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset's name and the setting `model` for which a known model's name stands;
-    returns any other name unchanged."""
+    """Returns the preset and the setting `model` that a known model's name, or any name, means."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
@@ -330,15 +326,13 @@ def _describe_broken_rule(validation_error: ValidationError) -> str:
 
 def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    section: Any = (
-        sections.get(str(section_path[0]), GenerationSettings) if section_path else Preset
-    )
+    name = str(section_path[0]) if section_path else ""
+    section: Any = sections.get(name, GenerationSettings) if name else Preset
     return [key for key in section.model_fields if key != "name"]
 
 
 def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
-    """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
-    PresetError: the preset is missing or malformed, or a setting is invalid."""
+    """Loads a preset by name or path, with overrides such as `KEY=VALUE`. Raises PresetError."""
     way, model = find_preset_for_model_name(name)
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
@@ -359,8 +353,7 @@ def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
 
 
 def validate_preset_settings(preset_name: str, settings: Mapping[str, Any]) -> Preset:
-    """Builds and validates a preset from its settings. Raises PresetError: settings are malformed
-    or inconsistent."""
+    """Builds and validates a preset from its settings. Raises PresetError."""
     try:
         window = _HOLDER.model_validate({"window": settings.get("window", {})}).window.model_dump()
         values = {**settings, "window": Window(**window), "name": preset_name}
@@ -394,8 +387,8 @@ def choose_sampling_options(
     preset_settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
     top_p: float | None,
 ) -> tuple[int, float, float]:  # fmt: skip
-    """Returns the maximum number of answer tokens, temperature and top_p, with the preset's values
-    for arguments that are None. Raises UsageError: a value is out of range."""
+    """Returns the three options, with the preset's values for those that are None. Raises
+    UsageError: a value is out of range."""
     given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:

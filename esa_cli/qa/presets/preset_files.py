@@ -52,8 +52,7 @@ def _list_preset_files_in_folder(folder: Path) -> dict[str, Path]:
 
 
 def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
-    """Finds a preset's file by name, or by a path that may be relative to `base_folder`. Raises
-    PresetError: there is no such preset."""
+    """Finds a preset's file by name, or by a path relative to `base_folder`. Raises PresetError."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([base_folder] if base_folder else []) + [Path()]:
             path = base / expand_home_folder(name, "preset", PresetError)
@@ -123,3 +122,22 @@ def resolve_to_hub_id(model_name: str) -> str:
 def find_known_model_facts(model_id: str) -> KnownModelFacts | None:
     """Returns the facts of a known model by its Hugging Face id, or None for other models."""
     return next((facts for facts in load_known_models().values() if facts.model == model_id), None)
+
+
+READERS = {"qwen3-30b-a3b-2507": 3.3, "phi4-14b": 14.7, "qwen3-4b-2507": 4.02, "qwen2.5-1.5b": 1.54}
+"""The known models that are suggested, largest first, with the billions of weights that compute
+each token. They have a permissive licence, need no sign-in, and answer without thoughts before."""
+CPU_WEIGHTS = 5.0
+"""The most weights, in billions, that a CPU is asked to compute for each token."""
+BESIDE = 2 << 30
+"""The bytes of the finder, of libraries, and of the keys and values of a prompt."""
+
+
+def suggest_reader(memory_bytes: int, weight_bytes: int, on_gpu: bool) -> str | None:
+    """Returns the name of the largest model of `READERS` for a device with `memory_bytes` free, on
+    which a weight takes `weight_bytes` bytes; None if even the smallest does not fit."""
+    for name, active in READERS.items():
+        needed = load_known_models()[name].count_weight_bytes(weight_bytes) + BESIDE
+        if needed <= memory_bytes and (on_gpu or active <= CPU_WEIGHTS):
+            return name
+    return None

@@ -56,14 +56,10 @@ def resolve_preset(
     preset: str | Preset | ResolvedPreset = DEFAULT, overrides: Sequence[str] = (),
     method: str | None = None, document_tokens: int = 0,
 ) -> ResolvedPreset:  # fmt: skip
-    """Resolves a preset, given by name or loaded, and builds its attention method at once if
-    answers come from the KV cache.
+    """Resolves a preset, given by name or loaded, in which a named `method` may replace the
+    preset's. Builds the method at once if answers come from the KV cache.
 
-    Args:
-        method: the name in `esa methods` of a method that replaces the preset's.
-        document_tokens: tokens of the documents, for methods that are made for one length.
-
-    Raises UsageError: no such method, or it needs a length. PresetError: a setting is wrong."""
+    Raises UsageError: no such method, or it needs `document_tokens`. PresetError."""
     if isinstance(preset, ResolvedPreset):
         return preset
     chosen = load_preset(preset, overrides) if isinstance(preset, str) else preset
@@ -121,8 +117,7 @@ def build_attention_method(preset: Preset) -> Method:
 
 def replace_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
     """Returns the preset with its method replaced by a named method of the same token budget.
-    Raises UsageError: the method is unknown. PluginError: its recipe fails, or changes a forbidden
-    setting. PresetError: a setting is invalid, or the budget differs."""
+    Raises UsageError: the method is unknown. PluginError: its recipe is wrong. PresetError."""
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
@@ -165,9 +160,8 @@ def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> M
 
 
 def set_method_to_compare(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
-    """Returns the preset with its method replaced by a named method, or the preset unchanged for
-    the names `preset` and `text`. Raises the errors of `replace_method`, and UsageError: the preset
-    does not answer from text."""
+    """Returns the preset with its method replaced, or unchanged for the names `preset` and `text`.
+    Raises the errors of `replace_method`, and UsageError: the preset does not answer from text."""
     if method_name not in (AS_IS, FROM_TEXT):
         return replace_method(method_name, preset, document_tokens)
     if method_name == FROM_TEXT and preset.answer.source != "text":
@@ -201,8 +195,8 @@ HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
 def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model_name: str) -> None:
-    """Raises PresetError if the preset's `context` exceeds the window of a model with this
-    `config`, or if `score.heads` exceeds the numbers of its layers and heads."""
+    """Raises PresetError if `context` exceeds the window of a model with this config.json, or
+    `score.heads` its numbers of layers and heads."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
@@ -224,8 +218,7 @@ def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model_nam
 
 
 def check_same_compressor(prefill_method: Method | None, new_method: Method) -> None:
-    """Raises PresetError if `new_method` needs another compressor than the method that prefilled a
-    document, which is None if it is unknown."""
+    """Raises PresetError if a method needs another compressor than the prefill's, if known."""
     if prefill_method is None or not new_method.score.features:
         return
     if new_method.get_reduced_key_settings() != prefill_method.get_reduced_key_settings() or (
@@ -236,8 +229,7 @@ def check_same_compressor(prefill_method: Method | None, new_method: Method) -> 
 
 
 def check_document_has_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError if a method uses projections from a file, and a prefilled document has no
-    reduced keys. `check_same_compressor` covers projections that are fitted during prefill."""
+    """Raises PresetError if a document lacks the reduced keys of a method's projections."""
     from esa_cli.attention.parts import Moments
 
     compressor = method.compressor
@@ -274,8 +266,8 @@ def check_method_fits_model(method: Method, model: Any) -> None:
 def check_kernel_runs(
     method: Method, model_config: dict[str, Any], device: str, dtype: torch.dtype
 ) -> None:
-    """Checks that a method's attention kernel can run on a torch device for a model. Raises
-    UsageError: the kernel cannot run. ModelError: `model_config` lacks a size."""
+    """Raises UsageError if a method's kernel cannot run on a torch device for a model. ModelError:
+    `model_config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 

@@ -44,17 +44,12 @@ def ignore_text(piece: str) -> None:
 class Reader(Protocol):
     """A model that answers questions from passages."""
 
-    @property
-    def name(self) -> str:
-        """The reader model's name, as people see it."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes of local memory the reader's weights take in addition to the finder's."""
-
-    @property
-    def window_tokens(self) -> int:
-        """The number of tokens of prompt and answer together that the model can process."""
+    name: str
+    """The reader model's name, as people see it."""
+    window_tokens: int
+    """The number of tokens of prompt and answer together that the model can process."""
+    nbytes: int = 0
+    """How many bytes of local memory the reader's weights take in addition to the finder's."""
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -66,7 +61,8 @@ class Reader(Protocol):
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
-        """Closes a reader's connections to its server; the next question opens them again."""
+        """Closes a reader's connections to its server, if any; the next question opens them."""
+        return
 
 
 SYSTEM = (
@@ -105,7 +101,7 @@ def make_chat_messages(
     return [*messages, {"role": "user", "content": asked[-1]}]
 
 
-class ChatReader:
+class ChatReader(Reader):
     """A reader whose answers come from any causal transformers model with a chat template."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
@@ -119,10 +115,7 @@ class ChatReader:
             self.prompt = PromptEncoder(loaded.tokenizer, Prompt(before=before, after=prompt.after))
         settings = self.model.config.get_text_config()
         self.window_tokens = int(getattr(settings, "max_position_embeddings", None) or 2**31)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.numel() * one.element_size() for one in self.model.parameters())
+        self.nbytes = sum(one.nbytes for one in self.model.parameters())
 
     @torch.inference_mode()
     def answer(
@@ -140,9 +133,6 @@ class ChatReader:
         text, count = streamer.text.strip(), streamer.count
         cut = count >= limit and streamer.last not in list_end_token_ids(self.model)
         return Reply(text, found=not says_nothing_found(text), answer_tokens=count, cut=cut)
-
-    def close(self) -> None:
-        """Does nothing, as only readers on servers have connections."""
 
     def encode_prompt(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],

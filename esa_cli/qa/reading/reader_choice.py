@@ -39,8 +39,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url_text: str) -> ServerAddress:
-        """Parses a URL, and reads the API key from the environment. Raises UsageError: the URL or
-        key is invalid, or the key would go unencrypted to another machine."""
+        """Parses a URL, and reads the API key from the environment. Raises UsageError: one is
+        wrong, or the key would go unencrypted to another machine."""
         url = complete_server_address(url_text).strip().rstrip("/")
         try:
             parts = urlsplit(url)
@@ -124,9 +124,7 @@ class ReaderChoice:
     def open_reader(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
     ) -> Reader:
-        """Loads the model, or checks the server. Raises ReaderError, ModelError, ResourceError."""
-        if self.address is not None:
-            return self.open_server()
+        """Loads a model of this machine. Raises ModelError, ResourceError."""
         from esa_cli.qa.reading.reader import ChatReader
 
         assert self.ref is not None

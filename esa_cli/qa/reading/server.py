@@ -16,7 +16,13 @@ import requests
 from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams, ignore_text, make_chat_messages
+from esa_cli.qa.reading.reader import (
+    MAX_PASSAGES,
+    Reader,
+    SamplingParams,
+    ignore_text,
+    make_chat_messages,
+)
 from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
 from esa_cli.system.machine import is_loopback_host
 
@@ -55,19 +61,17 @@ class BrokenAnswerError(Exception):
     """A server's answer is no chat completion; the exception's text says what is wrong."""
 
 
-class ServerReader:
+class ServerReader(Reader):
     """A reader that asks a server with OpenAI's chat completions.
 
     Args:
         url: the base URL, without a slash at its end. key: is sent with each request.
-        model: its name on the server; None means the first model in the server's list
-            that is not named as a model of embeddings.
-        timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
-            and `WHOLE_S`.
+        model: its name on the server; None means the first that is not of embeddings.
+        timeout_s: the longest wait for words and whole answer; None: `SILENCE_S` and `WHOLE_S`.
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
-    nbytes, window_tokens = 0, DEFAULT_WINDOW
+    window_tokens = DEFAULT_WINDOW
 
     def __init__(
         self, url: str, key: str | None = None, model: str | None = None,
@@ -80,8 +84,7 @@ class ServerReader:
         self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
         self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
-        self._refused: list[str] = []
-        self._models: list[str] = []
+        self._refused, self._models = list[str](), list[str]()
         self._models = self._list_model_names()
         if not self.name and not self._models:
             hint = explain_how_to_start(url) or "name a model by --reader URL#MODEL"

@@ -1,10 +1,7 @@
 """The default reader. A model reads each passage with the question and attends in both directions;
 a trained head finds the log-odds that a passage contains the answer, and the first and the last
-token of the answer. The answer is the most probable span of the passages that were found, and a
-calibrated probability says how certain it is.
-
-A question that asks for more than a quotation, such as a summary, needs another reader model.
-"""
+token of the answer. The answer is the most probable span of all passages; a calibrated probability
+says how certain it is. Questions that ask for more than a quotation need another reader model."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotat
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
-from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.qa.reading.reader import Reader, SamplingParams, ignore_text
 from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
@@ -82,8 +79,7 @@ class AnswerCombination:
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
-        """Returns the log-odds that the span of a passage that was found is the answer, against no
-        passage having the answer."""
+        """Returns the log-odds that the span of a passage answers, against no passage doing so."""
         if reading.span is None:
             return -math.inf
         weights, found = self.weights, passage.late
@@ -100,11 +96,8 @@ class AnswerCombination:
 
 
 def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | None]) -> list[float]:
-    """Returns the probability of each passage's answer if at most one answer is right, so that more
-    passages do not make wrong answers more probable. Passages with the same answer share it.
-
-    Args:
-        log_odds: of each passage, against no passage having the answer."""
+    """Returns the probability of each passage's answer if at most one answer is right, by log-odds
+    against no passage having the answer. Passages with the same answer share it."""
     shares = torch.tensor([*log_odds, 0.0], dtype=torch.float64).softmax(0).tolist()
     totals = Counter[str | None]()
     for answer, share in zip(answers, shares, strict=False):
@@ -112,16 +105,11 @@ def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | Non
     return [totals[answer] for answer in answers]
 
 
-class SpanReader:
-    """A reader that answers by quoting the most probable span of the best passage.
-
-    Args:
-        loaded: the models; `text_model` reads passages.
-        window: the maximum number of tokens in one input of the model.
+class SpanReader(Reader):
+    """A reader that quotes the most probable span of the best passage. `window` is the maximum
+    number of tokens in one input of the model.
 
     Raises PresetError, ModelError: the adapter is missing, damaged or of another model."""
-
-    nbytes = 0
 
     def __init__(self, loaded: LoadedModel, preset: Preset, window: int) -> None:
         settings = preset.answer
@@ -133,9 +121,8 @@ class SpanReader:
         self.window_tokens, self._settings = window, settings
 
     def count_question_tokens(self, question: str) -> int:
-        """Counts the tokens of the prompt with a question, and checks that they leave room for a
-        passage. Raises UsageError: the question is empty, or not UTF-8. LengthError: it is too
-        long."""
+        """Counts the tokens of the prompt with a question. Raises UsageError: the question is no
+        text. LengthError: it leaves no room for a passage."""
         validate_question(question)
         tokens = len(self.passages.prompt.encode_prompt(question, "").ids)
         need = tokens + min(ROOM, self.window_tokens // 2)
@@ -204,9 +191,6 @@ class SpanReader:
             answer_tokens=self.passages.prompt.count_answer_tokens(quoted),
             quotation=Quotation(best.document, start, end),
         )  # fmt: skip
-
-    def close(self) -> None:
-        """Does nothing, as only readers on servers have connections."""
 
 
 # -- Reading passages
@@ -291,8 +275,7 @@ class Span(NamedTuple):
 
 
 class PassageReading(NamedTuple):
-    """The log-odds that a passage contains the answer, and the passage's most probable span, or
-    None if the passage has no word."""
+    """The log-odds that a passage has the answer, and its most probable span, if it has a word."""
 
     log_odds: float
     span: Span | None
@@ -396,13 +379,9 @@ class PassageReader:
 def find_most_probable_span(
     passage: str, start_logits: Tensor, end_logits: Tensor, offsets: Sequence[tuple[int, int]]
 ) -> Span | None:
-    """Finds the span of a passage with the highest product of the probabilities of its first and
-    its last token, which starts and ends at words. Returns None for a passage without words.
-
-    Args:
-        passage: with collapsed spaces.
-        start_logits, end_logits: (n,), of the n tokens of the passage.
-        offsets: the characters [start, end) of each token."""
+    """Finds the span of a passage, with collapsed spaces, that starts and ends at words and has the
+    highest product of the probabilities of its first and its last token. Returns None for a passage
+    without words. The logits (n,) and the `offsets` are of the passage's n tokens."""
     words = WordBoundaries(passage)
     starts = [start + (passage[start:end][:1] == " ") for start, end in offsets]
     ends = [end for _, end in offsets]
@@ -426,11 +405,10 @@ def find_most_probable_span(
 
 def _find_matching_sentence(question: str, passage: str) -> Span | None:
     """Finds the first sentence of a passage that shares the most words with a question."""
-    words = [start for start, _ in find_shared_words(passage, question)]
-    sentences = find_sentence_spans(passage)
-    counts = [sum(start <= word < end for word in words) for start, end in sentences]
     if not any(map(str.isalnum, passage)):
         return None
+    words, sentences = find_shared_words(passage, question), find_sentence_spans(passage)
+    counts = [sum(start <= word < end for word, _ in words) for start, end in sentences]
     return Span(*sentences[counts.index(max(counts))], 0.0)
 
 
@@ -502,8 +480,8 @@ class WordBoundaries:
         return not _is_word_char(before) or bool(_SPACELESS.match(before))
 
     def can_end_span(self, offset: int) -> bool:
-        """Whether a span may end before character `offset`: where a word ends, or anywhere between
-        the characters of a script without spaces that can be divided."""
+        """Whether a span may end before character `offset`: where a word ends, or between two
+        characters of a script without spaces that can be divided."""
         before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
         if not before or offset in self._inside_signs or offset in self._signs:
             return False

@@ -1,8 +1,5 @@
-"""The rows of a table in a passage, and the one row that a question names.
-
-A reader sees several rows in one passage and may quote a value from the row next to the right one.
-If one row has more words of the question than every other row and sentence of the passage, the
-reader reads this row alone."""
+"""The rows of a table in a passage, and the one row that a question names, which has more words of
+the question than all others. Readers read this row alone, or they may quote from the next row."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from command import TINY, Esa, fail
 from esa_cli import models
 from esa_cli.evaluation.tasks.chronicle_task import DemoQuestion
 from esa_cli.models.files import model_reference
-from esa_cli.qa.planning.model_suggestion import BESIDE, READERS, suggest_reader
-from esa_cli.qa.presets.preset_files import load_known_models
+from esa_cli.qa.presets.preset_files import BESIDE, READERS, load_known_models, suggest_reader
 
 
 def test_plan_tells_what_it_takes(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:

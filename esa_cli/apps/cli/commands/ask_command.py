@@ -163,7 +163,7 @@ class AskCommandRun:
         )
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
         if len(named) > 1:
-            is_stateful = ready.model_planner.costs.shape.stateful > 0
+            is_stateful = ready.ingest_planner.costs.shape.stateful > 0
             check_can_join_documents(ready.resolved, ready.model.config["model_type"], is_stateful)
         if needs_kv_cache and (opts.thorough or opts.read == "never"):
             name = "--thorough" if opts.thorough else "--read never"
@@ -172,7 +172,7 @@ class AskCommandRun:
         if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
             new = [one.text for one in named if digest_text(one.text) not in stored]
-            ready.model_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
+            ready.ingest_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
         # A script, and a user with --thorough, get one answer only, the better one.
         wants_one = opts.as_json or opts.thorough or not sys.stdout.isatty()
         self.reads_later = opts.read == "after" and not wants_one and ready.index is not None
@@ -282,6 +282,6 @@ class AskCommandRun:
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:
-            page = self.esa.report(reply, self.question, self.books)
+            page = self.esa.report(reply, self.question)
             output_paths.write_text_file(self.opts.report, page)
             self.reporter.show_note(f"esa: wrote {self.opts.report}")

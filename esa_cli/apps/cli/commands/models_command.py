@@ -80,9 +80,8 @@ def suggest_model(as_json: options.Json = False) -> None:
     """Suggest a model for better answers that fits this machine."""
     from esa_cli.models import find_model_folder
     from esa_cli.qa.opening import ModelPlacement
-    from esa_cli.qa.planning.model_suggestion import estimate_reader_bytes, suggest_reader
     from esa_cli.qa.presets.preset import load_preset
-    from esa_cli.qa.presets.preset_files import load_known_models
+    from esa_cli.qa.presets.preset_files import BESIDE, load_known_models, suggest_reader
     from esa_cli.system.local_servers import find_running_servers
     from esa_cli.system.machine import measure_available_memory
 
@@ -93,7 +92,7 @@ def suggest_model(as_json: options.Json = False) -> None:
     if name := suggest_reader(free, size, place.device != "cpu"):
         known = load_known_models()[name]
         is_here = find_model_folder(known.model) is not None
-        fetch, needed = known.count_weight_bytes(2), estimate_reader_bytes(name, size)
+        fetch, needed = known.count_weight_bytes(2), known.count_weight_bytes(size) + BESIDE
         sized = {"fetch_bytes": fetch, "memory_bytes": needed}
         facts["reader"] = {"name": name, "fetched": is_here, **asdict(known), **sized}
     if as_json:

@@ -58,12 +58,12 @@ def plan(
         counts = [len(list_sentence_words(one.text).cut_windows(WINDOW_WORDS)) for one in gathered]
     else:
         counts = [ready.model.count_tokens(document.text) for document in gathered]
-    planner, index, library = ready.model_planner, ready.index, Library()
+    planner, index, library = ready.ingest_planner, ready.index, Library()
     reader: int | None = 0
     if (choice := find_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_weight_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.esa_paper_cost_ratios
+    planned = planner.plan_ingest(sum(counts))
     facts = {
         "model": chosen.model,
         "preset": chosen.name,
@@ -75,7 +75,6 @@ def plan(
         | {part: getattr(planned, part) for part in PARTS},
         "seconds": round(planned.estimated_seconds, 1),
         "seconds_from": planned.speed_source if planned.operations else None,
-        "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
         "remedies": list(planned.memory_remedies),
         "weights": ready.model.quantization_description or "plain",
         "stored_bytes": index
