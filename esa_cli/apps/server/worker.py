@@ -104,20 +104,20 @@ class JobThread:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = WorkerJob(compute_result, put_event_into_queue)
-        self.submit_job(job)
+        future = self.submit_job(job)
         try:
             yield events
         finally:
             job.cancelled.set()
-            self._jobs[job].cancel()
+            future.cancel()  # by now another job may have dropped it from the table
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def submit_job(self, job: WorkerJob) -> None:
+    def submit_job(self, job: WorkerJob) -> Future[None]:
         """Adds a job to the queue of the thread. Raises JobQueueFullError."""
         if self.count_unfinished_jobs() > self.max_waiting:
             raise JobQueueFullError
         try:
-            self._jobs[job] = self._pool.submit(job.run_job)
+            return self._jobs.setdefault(job, self._pool.submit(job.run_job))
         except RuntimeError:  # the worker is closed
             raise JobQueueFullError from None
 
