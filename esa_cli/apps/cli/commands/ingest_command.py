@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
+from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError
 from esa_cli.storage.library import FileRecord, Library, LibraryEntry
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
@@ -59,20 +59,8 @@ def ingest(
         option("--rows int8|native", "Precision of stored KV caches: 8 bits, or as in the model."),
     ] = "int8",
     shard: options.Shard = None,
-    engine: Annotated[
-        Literal["local", "ray"],
-        option(
-            "--engine local|ray",
-            "Read in processes of this machine, or in actors of a Ray cluster.",
-        ),
-    ] = "local",
     workers: Annotated[
-        int | None,
-        option(
-            "--workers N",
-            "Number of processes or, with --engine ray, of actors, by default one per GPU.",
-            min=1,
-        ),
+        int | None, option("--workers N", "Read in N processes of this machine.", min=1)
     ] = None,
     *,
     model: options.ModelOptions,
@@ -83,11 +71,9 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same `esa ingest` command continues where it was."""
-    check_ingest_engine_installed(engine)
-    is_local = engine == "local" and workers is None
-    follows, is_divided = watch or words or prune, shard is not None or not is_local
+    follows, is_divided = watch or words or prune, shard is not None or workers is not None
     name = "--watch" if watch else "--words" if words else "--prune"
-    options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
+    options.refuse_both(name, "--shard and --workers", follows and is_divided)
     chosen = None if words else model.load_preset().alter_answer_settings(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -104,29 +90,23 @@ def ingest(
             from esa_cli.qa.opening import check_before_loading
             from esa_cli.storage.library.disk import get_library_folder
 
-            if is_local:
+            if workers is None:
                 for document in documents:
                     yield ingest_document(load_model(), document, rows, reporter)
                 return
-            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
+            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_processes
 
             assert chosen is not None
             check_before_loading(chosen, model.choose_device_and_dtype(), reporter, keep=True)
-            library, on_ray = get_library_folder().absolute(), engine == "ray"
-            worker = IngestWorker(chosen, model, rows, library, os.getcwd())
-            yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
+            worker = IngestWorker(chosen, model, rows, get_library_folder().absolute())
+            yield from ingest_in_processes(worker, documents, workers, reporter)
 
         if follows:
             loader = None if words else load_model
-            _update_library_from_folders(documents, loader, watch, prune, yes, reporter, as_json)
+            updater = FolderUpdater(Library(), loader, reporter, prune, yes)
+            _update_library_from_folders(documents, updater, watch, as_json)
         else:
             _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
-
-
-def check_ingest_engine_installed(engine: str) -> None:
-    """Raises UsageError if the package that --engine needs is not installed."""
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
 def _ingest_and_print_documents(
@@ -166,30 +146,19 @@ def _ingest_and_print_documents(
 
 
 def _update_library_from_folders(
-    folders: Sequence[str],
-    load_model: Callable[[], Esa] | None,
-    watch: bool,
-    prune: bool,
-    prune_if_empty: bool,
-    reporter: terminal.Reporter,
-    as_json: bool,
+    folders: Sequence[str], updater: FolderUpdater, watch: bool, as_json: bool
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
     from esa_cli.system.files import iterate_at_poll_intervals
 
-    library = Library()
-    reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
+    checked = [check_indexable_folder(name, updater.library) for name in folders]
     failed = dict[str, bool]()
 
-    def update_library_and_print_changes(folder: str, is_first_update: bool) -> None:
-        result = update_library_from_folder(
-            folder, library, load_model, reporter,
-            prune=prune, prune_if_empty=prune_if_empty and is_first_update,
-            reported_files=reported_files[folder], is_first=is_first_update,
-        )  # fmt: skip
+    def update_library_and_print_changes(folder: str, is_first: bool) -> None:
+        result = updater.update_library(folder, is_first)
         failed[folder] = bool(result["failed"])
-        if not is_first_update and not any(result[key] for key in CHANGES):
+        if not is_first and not any(result[key] for key in CHANGES):
             return
         if as_json:
             print(terminal.format_json(result), flush=True)
@@ -204,89 +173,88 @@ def _update_library_from_folders(
         seconds = format_duration(result["seconds"])
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
-    for folder in reported_files:
-        update_library_and_print_changes(folder, is_first_update=True)
+    for folder in checked:
+        update_library_and_print_changes(folder, is_first=True)
     if watch:
-        reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
+        updater.reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in iterate_at_poll_intervals():
             time.sleep(SETTLE_S)
-            for folder in reported_files:
-                update_library_and_print_changes(folder, is_first_update=False)
+            for folder in checked:
+                update_library_and_print_changes(folder, is_first=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
 
-def update_library_from_folder(
-    folder: str,
-    library: Library,
-    load_model: Callable[[], Esa] | None,
-    reporter: terminal.Reporter,
-    *,
-    prune: bool,
-    prune_if_empty: bool,
-    reported_files: set[FileRecord],
-    is_first: bool,
-) -> dict[str, Any]:
-    """Updates the library with the files in a folder, and returns what changed as a JSON object.
+@dataclass
+class FolderUpdater:
+    """Updates the library with the files in folders, by their words alone if `load_model` is None.
+    `prune_if_empty` allows to prune at first even if no document is left in a folder; `reported`
+    has the removed or unreadable files that were reported for each folder."""
 
-    Args:
-        load_model: returns the model that ingests the files; None: only words are indexed.
-        prune_if_empty: whether to prune even if no document is left in the folder.
-        reported_files: removed or unreadable files that were reported; the update changes the set.
+    library: Library
+    load_model: Callable[[], Esa] | None
+    reporter: terminal.Reporter
+    prune: bool
+    prune_if_empty: bool
+    reported: defaultdict[str, set[FileRecord]] = field(default_factory=lambda: defaultdict(set))
 
-    Raises DocumentError, LibraryError, ResourceError."""
-    from esa_cli.qa.ingestion.library_texts import (
-        delete_removed_file_records,
-        find_outdated_entries,
-        sync_folder,
-    )
+    def update_library(self, folder: str, is_first: bool) -> dict[str, Any]:
+        """Updates the library with the files in a folder, and returns what changed as a JSON
+        object. Raises DocumentError, LibraryError, ResourceError."""
+        from esa_cli.qa.ingestion import library_texts
 
-    started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
-    if is_first:
-        progress = reporter.start_progress(f"files of {folder}", "files")
-    with library.open_catalogue() as catalogue:
-        state = sync_folder(
-            catalogue, folder, prune=prune, prune_if_empty=prune_if_empty, progress=progress
-        )
-    reporter.clear_spinner()
-    changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
-    known = library.list_text_digests() if load_model else set()
-    for record in changes.readable_records if load_model else ():
-        if record.digest in known:
-            continue
-        known.add(record.digest)
-        try:
-            if load_model and (entry := load_model().ingest(record.path).entry):
-                read.append(entry.id)
-        except DiskError:
-            raise
-        except (DocumentError, ResourceError) as error:
-            failed.append(record._replace(why=error.message, hint=error.hint))
-    for record in failed:
-        if record not in reported_files:
-            reporter.warn_document_left_out(record.why, record.hint)
-    for left_out in state.left_out if is_first else ():
-        reporter.warn(f"esa: {left_out.message}")
-    removed = [record.path for record in state.removed if record not in reported_files]
-    reported_files.clear()
-    reported_files.update(failed, state.removed)
-    if prune:
+        library, load_model, reporter = self.library, self.load_model, self.reporter
+        reported_files = self.reported[folder]
+        started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
+        if is_first:
+            progress = reporter.start_progress(f"files of {folder}", "files")
         with library.open_catalogue() as catalogue:
-            entries = [entry for part in catalogue.list_present_and_former() for entry in part]
-            outdated = find_outdated_entries(catalogue, state, entries)
-        for entry in outdated:
-            library.remove(entry)
-        with library.open_catalogue() as catalogue:
-            delete_removed_file_records(catalogue, folder, state)
-    return {
-        "folder": folder,
-        "files": len(changes.records),
-        "added": [record.path for record in changes.added],
-        "changed": [record.path for record in changes.changed],
-        "removed": removed,
-        "failed": [{"source": record.path, "why": record.why} for record in failed],
-        "left_out": [file.to_dict() for file in state.left_out],
-        "read": read,
-        "pruned": [entry.id for entry in outdated],
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+            state = library_texts.sync_folder(
+                catalogue,
+                folder,
+                prune=self.prune,
+                prune_if_empty=self.prune_if_empty and is_first,
+                progress=progress,
+            )
+        reporter.clear_spinner()
+        changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
+        known = library.list_text_digests() if load_model else set()
+        for record in changes.readable_records if load_model else ():
+            if record.digest in known:
+                continue
+            known.add(record.digest)
+            try:
+                if load_model and (entry := load_model().ingest(record.path).entry):
+                    read.append(entry.id)
+            except DiskError:
+                raise
+            except (DocumentError, ResourceError) as error:
+                failed.append(record._replace(why=error.message, hint=error.hint))
+        for record in failed:
+            if record not in reported_files:
+                reporter.warn_document_left_out(record.why, record.hint)
+        for left_out in state.left_out if is_first else ():
+            reporter.warn(f"esa: {left_out.message}")
+        removed = [record.path for record in state.removed if record not in reported_files]
+        reported_files.clear()
+        reported_files.update(failed, state.removed)
+        if self.prune:
+            with library.open_catalogue() as catalogue:
+                entries = [entry for part in catalogue.list_present_and_former() for entry in part]
+                outdated = library_texts.find_outdated_entries(catalogue, state, entries)
+            for entry in outdated:
+                library.remove(entry)
+            with library.open_catalogue() as catalogue:
+                library_texts.delete_removed_file_records(catalogue, folder, state)
+        return {
+            "folder": folder,
+            "files": len(changes.records),
+            "added": [record.path for record in changes.added],
+            "changed": [record.path for record in changes.changed],
+            "removed": removed,
+            "failed": [{"source": record.path, "why": record.why} for record in failed],
+            "left_out": [file.to_dict() for file in state.left_out],
+            "read": read,
+            "pruned": [entry.id for entry in outdated],
+            "seconds": round(time.perf_counter() - started, 3),
+        }
