@@ -38,7 +38,6 @@ SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
 """Options that abbreviate a `--set` of a run setting, on every command with `--set`."""
 REPLACED = {
     "--answer": "--set answer.form=span",
-    "--engine": "--shard K/N on each machine",
     "--evidence": "--top N",
     "--passages": "--top N",
     "--stdin": "esa batch QUESTIONS.jsonl",

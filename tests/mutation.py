@@ -30,7 +30,7 @@ FOLDERS = {  # of code and of tests; the first that exist count
     "library": [("storage/library", "storage"), ("library", "library")],
 }
 NEEDS_GPU = re.compile("cuda|flash|triton|varlen|flex")
-FAST = "not model and not process and not training and not families and not gpu"
+FAST = "not model and not process and not training and not families and not gpu and not ray"
 COMPARED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from esa_cli.apps.cli.commands.ingest_command import check_ingest_engine_installed
 from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions, check_mcp_sdk_version
 from esa_cli.apps.cli.commands.serve_command import check_serve_options as check_serve
 from esa_cli.documents.readers.text_builder import import_package
@@ -36,6 +37,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("finders", "sentence_transformers", check_package_installed),
     ("office", "pptx", lambda: import_package("pptx", "python-pptx", "x", extra="office")),
     ("ocr", "rapidocr", lambda: import_package("rapidocr", "rapidocr", "x", extra="ocr")),
+    ("ray", "ray", lambda: check_ingest_engine_installed("ray")),
     ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve(ServeCommandOptions())),
     ("serve", "uvicorn", lambda: check_serve(ServeCommandOptions())),

@@ -1,18 +1,23 @@
-"""Ingests documents for `esa ingest` in this process, or in several processes of this machine.
+"""Ingests documents for `esa ingest` in this process, in several processes, or on a Ray cluster.
 
 Each worker process loads the model when it gets its first document. If a worker process dies, `esa
 ingest` ends with an error, but keeps the ingested documents, and continues when it is run again."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import pickle
+import re
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
@@ -21,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugin_files
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
-from esa_cli.errors import EsaError, ResourceError
+from esa_cli.errors import EsaError, ResourceError, UsageError, get_first_line
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import is_out_of_memory_error
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
+CONNECT_S = 5.0
+"""Maximum seconds to connect to a Ray cluster; Ray itself would try for minutes."""
 IngestRow = dict[str, Any]
 """A document in the library, as JSON; `read_s` is 0 if the document was already stored."""
 
@@ -69,12 +76,13 @@ IngestOutcome = tuple[int, IngestRow, list[str]]
 
 @dataclass
 class IngestWorker:
-    """Ingests documents in a worker process."""
+    """Ingests documents in a worker process, whose current directory becomes `folder`."""
 
     preset: Preset
     model: ModelOptions
     kv_dtype: str
     library: Path
+    folder: str
     esa: Esa | None = None
     reporter: WarningCollector | None = None
 
@@ -96,6 +104,13 @@ class IngestWorker:
         from esa_cli.apps.cli.model_and_documents import open_model
         from esa_cli.storage.library import Library
 
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise UsageError(
+                f"a worker process cannot use the folder {self.folder}: {error.strerror}",
+                "start `esa ingest` in a folder that all machines of the cluster share",
+            ) from None
         load_plugin_files(self.model.plugins)
         self._opened = open_model(
             self.preset, self.model, reporter, keep=True, kv_dtype=self.kv_dtype,
@@ -104,32 +119,50 @@ class IngestWorker:
         return self._opened.__enter__()
 
 
+def ingest_in_parallel(
+    worker: IngestWorker,
+    documents: Sequence[Document],
+    reporter: Reporter,
+    worker_count: int | None,
+    *,
+    on_ray: bool,
+) -> list[IngestRow]:
+    """Ingests documents in several processes; returns the JSON object of each document.
+    Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
+    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note_printer()
+    rows = dict[int, IngestRow]()
+    tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
+    if on_ray:
+        outcomes = ingest_on_ray_cluster(worker, tasks, worker_count, reporter)
+    else:
+        outcomes = ingest_in_processes(worker, tasks, worker_count or 1, reporter)
+    with closing(outcomes):
+        for number, row, warnings in outcomes:
+            for text in warnings:
+                reporter.warn(text)
+            rows[number] = row
+            show(f"{len(rows)} of {len(documents)} documents")
+    return [rows[number] for number in range(len(documents))]
+
+
 _worker: IngestWorker
 """The worker of this process, where `ingest_in_processes` has started the process."""
 
 
 def ingest_in_processes(
-    worker: IngestWorker, documents: Sequence[Document], worker_count: int, reporter: Reporter
-) -> list[IngestRow]:
-    """Ingests documents in processes of this machine; returns the JSON object of each document.
-    Raises EsaError. ResourceError: a process died."""
+    worker: IngestWorker, tasks: Sequence[IngestTask], worker_count: int, reporter: Reporter
+) -> Generator[IngestOutcome, None, None]:
+    """Ingests documents in processes of this machine, and yields the result of each document."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // worker_count)
     reporter.show_note(f"esa: {worker_count} workers, {threads} cores each", dim=False)
-    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note_printer()
-    rows = dict[int, IngestRow]()
-    tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     # The worker is a pickle, as unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
     pool = ProcessPoolExecutor(worker_count, get_context("spawn"), _set_up_worker_process, about)
     try:
         for future in as_completed([pool.submit(_ingest_with_worker, task) for task in tasks]):
-            number, row, warnings = future.result()
-            rows[number] = row
-            for text in warnings:
-                reporter.warn(text)
-            show(f"{len(rows)} of {len(documents)} documents")
+            yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker process died", MEMORY_HINT) from error
     except BaseException:
@@ -138,7 +171,6 @@ def ingest_in_processes(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return [rows[number] for number in range(len(documents))]
 
 
 def _set_up_worker_process(pickled_worker: bytes, thread_count: int) -> None:
@@ -160,3 +192,49 @@ def _set_up_worker_process(pickled_worker: bytes, thread_count: int) -> None:
 
 def _ingest_with_worker(task: IngestTask) -> IngestOutcome:
     return _worker.run_ingest_task(task)
+
+
+def ingest_on_ray_cluster(
+    worker: IngestWorker, tasks: Sequence[IngestTask], actor_count: int | None, reporter: Reporter
+) -> Generator[IngestOutcome, None, None]:
+    """Ingests documents in Ray actors, by default one per GPU or machine. Without $RAY_ADDRESS a
+    Ray cluster is started on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.util import ActorPool
+
+    try:
+        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins any cluster here
+        if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
+            socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
+        ray.init(
+            address, log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the Ray cluster cannot be used: {get_first_line(error)}",
+            "check RAY_ADDRESS, or unset it to use this machine alone",
+        ) from error
+    try:
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        device = worker.model.device
+        gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
+        if not gpus and device.startswith("cuda"):
+            raise ResourceError("the Ray cluster has no GPU", f"leave out --device {device}")
+        count = actor_count or gpus or len(hosts)
+        cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
+        share = {"num_cpus": math.floor(cores) if cores >= 1 else round(cores, 3)}
+        share |= {"num_gpus": min(1.0, gpus / count)} if gpus else {}
+        reporter.show_note(f"esa: ray: {count} workers, each {share}", dim=False)
+        kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
+        settings = worker.preset, worker.model, worker.kv_dtype, worker.library, worker.folder
+        pool = ActorPool([kind.remote(*settings) for _ in range(count)])
+        yield from pool.map_unordered(lambda actor, task: actor.run_ingest_task.remote(task), tasks)
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayActorError as error:
+        reason = get_first_line(error)
+        raise ResourceError(f"a worker process died: {reason}", MEMORY_HINT) from error
+    finally:
+        ray.shutdown()

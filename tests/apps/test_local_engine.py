@@ -18,7 +18,7 @@ from esa_cli.__main__ import main
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.ingest_engine import IngestWorker
 from esa_cli.documents.document import Document
-from esa_cli.errors import ResourceError
+from esa_cli.errors import ResourceError, UsageError
 from esa_cli.qa.presets.preset import load_preset
 
 process = pytest.mark.process
@@ -47,17 +47,20 @@ def workers_below(pid: int) -> list[psutil.Process]:
 def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> None:
     document = Document("a.txt", "alpha", "a.txt", "", 5)
 
-    def worker(error: Exception) -> IngestWorker:
+    def worker(error: Exception, folder: Path = tmp_path) -> IngestWorker:
         model = ModelOptions(preset="tiny-random")
-        made = IngestWorker(load_preset("tiny-random"), model, "int8", tmp_path)
+        made = IngestWorker(load_preset("tiny-random"), model, "int8", tmp_path, str(folder))
         made = pickle.loads(pickle.dumps(made))
-        made.esa = Mock(ingest=Mock(side_effect=error))
+        if folder.exists():
+            made.esa = Mock(ingest=Mock(side_effect=error))
         return made
 
     with pytest.raises(ResourceError, match="a worker process ran out of memory"):
         worker(error).run_ingest_task((0, document))
     with pytest.raises(ValueError, match="a bug"):
         worker(ValueError("a bug")).run_ingest_task((0, document))
+    with pytest.raises(UsageError, match="cannot use the folder"):
+        worker(error, tmp_path / "none").run_ingest_task((0, document))
 
 
 def wait_for_documents(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:

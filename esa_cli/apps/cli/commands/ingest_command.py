@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 import time
 from collections import defaultdict
@@ -17,7 +19,7 @@ from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError
+from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
 from esa_cli.storage.library import FileRecord, Library, LibraryEntry
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
@@ -59,8 +61,20 @@ def ingest(
         option("--rows int8|native", "Precision of stored KV caches: 8 bits, or as in the model."),
     ] = "int8",
     shard: options.Shard = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        option(
+            "--engine local|ray",
+            "Read in processes of this machine, or in actors of a Ray cluster.",
+        ),
+    ] = "local",
     workers: Annotated[
-        int | None, option("--workers N", "Read in N processes of this machine.", min=1)
+        int | None,
+        option(
+            "--workers N",
+            "Number of processes or, with --engine ray, of actors, by default one per GPU.",
+            min=1,
+        ),
     ] = None,
     *,
     model: options.ModelOptions,
@@ -71,9 +85,11 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same `esa ingest` command continues where it was."""
-    follows, is_divided = watch or words or prune, shard is not None or workers is not None
+    check_ingest_engine_installed(engine)
+    is_local = engine == "local" and workers is None
+    follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
-    options.refuse_both(name, "--shard and --workers", follows and is_divided)
+    options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
     chosen = None if words else model.load_preset().alter_answer_settings(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -90,16 +106,17 @@ def ingest(
             from esa_cli.qa.opening import check_before_loading
             from esa_cli.storage.library.disk import get_library_folder
 
-            if workers is None:
+            if is_local:
                 for document in documents:
                     yield ingest_document(load_model(), document, rows, reporter)
                 return
-            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_processes
+            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
             check_before_loading(chosen, model.choose_device_and_dtype(), reporter, keep=True)
-            worker = IngestWorker(chosen, model, rows, get_library_folder().absolute())
-            yield from ingest_in_processes(worker, documents, workers, reporter)
+            library, on_ray = get_library_folder().absolute(), engine == "ray"
+            worker = IngestWorker(chosen, model, rows, library, os.getcwd())
+            yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:
             loader = None if words else load_model
@@ -107,6 +124,12 @@ def ingest(
             _update_library_from_folders(documents, updater, watch, as_json)
         else:
             _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
+
+
+def check_ingest_engine_installed(engine: str) -> None:
+    """Raises UsageError if the package that --engine needs is not installed."""
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
 def _ingest_and_print_documents(
@@ -187,9 +210,12 @@ def _update_library_from_folders(
 
 @dataclass
 class FolderUpdater:
-    """Updates the library with the files in folders, by their words alone if `load_model` is None.
-    `prune_if_empty` allows to prune at first even if no document is left in a folder; `reported`
-    has the removed or unreadable files that were reported for each folder."""
+    """Updates the library with the files in folders.
+
+    Args:
+        load_model: returns the model that ingests the files; None: only words are indexed.
+        prune_if_empty: whether to prune at first even if no document is left in a folder.
+        reported: the removed or unreadable files that were reported for each folder."""
 
     library: Library
     load_model: Callable[[], Esa] | None

@@ -15,7 +15,7 @@ PANELS = {
     "temperature seed count distinct retry-failed limit questions continue",
     "Model": "preset model reader finder device",
     "Output": "out format json quiet verbose long",
-    "Expert": "set plugin rows workers",
+    "Expert": "set plugin rows engine workers",
 }
 """The headings of a command's help, each with its options; other options come first."""
 
