@@ -37,6 +37,7 @@ FILES |= dict.fromkeys(("compare", "bench"), "selftest")
 SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
 """Options that abbreviate a `--set` of a run setting, on every command with `--set`."""
 REPLACED = {
+    "--answer": "--set answer.form=span",
     "--evidence": "--top N",
     "--passages": "--top N",
     "--stdin": "esa batch QUESTIONS.jsonl",

@@ -1,8 +1,7 @@
 """Ingests documents for `esa ingest` in this process, in several processes, or on a Ray cluster.
 
 Each worker process loads the model when it gets its first document. If a worker process dies, `esa
-ingest` ends with an error, but keeps the ingested documents, and continues when it is run again.
-"""
+ingest` ends with an error, but keeps the ingested documents, and continues when it is run again."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Files with the same text share one opened document, a `Book`. A file that has changed is read
 again. If memory is short, the least recently used documents are closed, but not those that the
-current question needs.
-"""
+current question needs."""
 
 from __future__ import annotations
 
@@ -71,12 +70,9 @@ class OpenDocumentCache:
     def open_document(
         self, document: Document, progress: Progress | None = None, *, must_ingest: bool = True
     ) -> Book:
-        """Opens a document; each text is opened only once. Raises ResourceError, LibraryError.
-
-        Args:
-            progress: called during ingestion; an exception of this function ends the ingestion.
-            must_ingest: if False, a document that has not been ingested is opened if its words are
-                enough to answer questions."""
+        """Opens a document; each text is opened only once. Unless it `must_ingest`, a document that
+        has not been ingested is only opened if its words are enough to answer questions. An
+        exception of `progress` ends the ingestion. Raises ResourceError, LibraryError."""
         is_read = must_ingest or not self.esa.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:

@@ -1,8 +1,7 @@
 """The log of the questions that a user has asked, with their answers: an SQLite file of this user.
 
 `ESA_LOG` is another path of the file, or `off`. A conversation is a chain of rows, each of which
-has the number of the row `before` it.
-"""
+has the number of the row `before` it."""
 
 from __future__ import annotations
 
@@ -76,20 +75,15 @@ def list_logged_questions(path: Path, count: int = -1) -> list[LoggedQuestion]:
         return []
     with _open_log(path) as db:
         rows = db.execute("SELECT * FROM questions ORDER BY id DESC LIMIT ?", (count,)).fetchall()
-    return [_make_logged_question(row) for row in reversed(rows)]
-
-
-def _make_logged_question(row: Sequence[Any]) -> LoggedQuestion:
-    id, time, documents, library, *rest = row
-    return LoggedQuestion(id, time, json.loads(documents), bool(library), *rest)
+    return [
+        LoggedQuestion(id, time, json.loads(documents), bool(library), *rest)
+        for id, time, documents, library, *rest in reversed(rows)
+    ]
 
 
 class LoggedConversation:
-    """A conversation about some documents, whose turns are appended to the user's log, if any.
-
-    Args:
-        documents: names of documents as in the command. library: whether it is asked, too.
-        earlier: the earlier turns with which the conversation goes on, oldest first."""
+    """A conversation about documents (their names as in the command) and maybe the library, which
+    goes on from `earlier` turns, oldest first. Turns are appended to the user's log, if any."""
 
     def __init__(
         self,
@@ -142,23 +136,20 @@ class LoggedConversation:
     def append(self, question: str, reply: Reply, esa: Esa, warn: Callable[[str], None]) -> None:
         """Appends a turn, also to the log; warns if the log cannot be written."""
         self.turns.append(Turn(question, reply.text))
+        if self._path is None:
+            return
+        row = (
+            None, datetime.now().astimezone().isoformat(timespec="seconds"),
+            json.dumps(_make_absolute(self.documents)), self.library, question, reply.text,
+            reply.certainty, (esa.reader or esa).name, self._before,
+        )  # fmt: skip
         try:
-            if self._path is not None:
-                self._append_to_log(self._path, question, reply, (esa.reader or esa).name)
+            with _open_log(self._path) as db:
+                done = db.execute("INSERT INTO questions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+                self._before = done.lastrowid
         except DiskError as error:
             self._path = None
             warn(f"esa: {error.message}; {error.hint}")
-
-    def _append_to_log(self, path: Path, question: str, reply: Reply, model: str) -> None:
-        time = datetime.now().astimezone().isoformat(timespec="seconds")
-        paths = json.dumps(_make_absolute(self.documents))
-        row = (time, paths, self.library, question, reply.text, reply.certainty, model)
-        with _open_log(path) as db:
-            done = db.execute(
-                "INSERT INTO questions (time, documents, library, question, answer, certainty, "
-                "model, before) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, self._before),
-            )  # fmt: skip
-            self._before = done.lastrowid
 
 
 def _make_absolute(document_names: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
 from esa_cli.documents.sources import DocumentFilePath, InputFiles, LeftOutFiles, find_files
+from esa_cli.documents.zotero import name_zotero_item
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
@@ -80,11 +81,13 @@ CELL = re.compile(r"[^:;|]+: ")
 
 
 class TextLocation(NamedTuple):
-    """The location of a character in a text: the line from 1, and the page and chapter, if any."""
+    """The location of a character in a text: the line from 1, and what the document's mark says."""
 
     page: int | None
     line: int
     chapter: str | None
+    title: str | None
+    link: str | None
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Document:
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
         mark = self.marks[number] if number >= 0 else Mark(0)
         line = bisect_left(self._newline_offsets, offset) + 1
-        return TextLocation(mark.page, line, mark.chapter)
+        return TextLocation(mark.page, line, mark.chapter, mark.title, mark.link)
 
     @cached_property
     def _newline_offsets(self) -> array[int]:
@@ -136,9 +139,9 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     if len(data) > limit:
         raise _make_document_size_error(path, len(data), limit)
     extracted = readers.extract_text(data, path)
-    text, marks, missing = extracted.text, extracted.marks, extracted.missing
-    name, size = Path(path).name or path, len(data)
-    return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)
+    text, missing = extracted.text, extracted.missing
+    name, marks = Path(path).name or path, name_zotero_item(path, extracted.marks)
+    return Document(name, text, source, extracted.encoding, len(data), marks, missing, stamp)
 
 
 @dataclass(frozen=True)

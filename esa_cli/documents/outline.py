@@ -181,7 +181,7 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
     def is_in_contents(start: int) -> bool:
         return any(first <= start < end for first, end in contents)
 
-    marked = list(_iterate_marked_headings(text, marks))
+    marked = list(_iterate_marked_headings(marks))
     found = [one for one in _iterate_heading_lines(text, marks) if one.start < whole]
     found = [one for one in found if not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
@@ -212,14 +212,14 @@ def _choose_level(kind: str, number: str) -> int:
     return KINDS[kind][1] if kind else 1 + len(re.split("[.-]", number))
 
 
-def _iterate_marked_headings(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
-    """Yields the headings that the reader of a format has marked."""
-    last = None
+def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
+    """Yields the headings that the reader of a format has marked. Levels that are all the same say
+    nothing, and numbers count."""
+    last, has_levels = None, len({mark.level for mark in marks if mark.level}) > 1
     for mark in marks:
         if mark.chapter and mark.chapter != last:
-            hashes = re.match("#{1,6}", text[mark.start : mark.start + 6])  # of Markdown
             kind, number, title = parse_heading(mark.chapter) or ("", "", mark.chapter)
-            level = len(hashes[0]) if hashes else _choose_level(kind, number)
+            level = (mark.level if has_levels else None) or _choose_level(kind, number)
             yield Section(mark.chapter, title or mark.chapter, kind, number, level, mark.start)
         last = mark.chapter
 

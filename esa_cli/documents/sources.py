@@ -28,6 +28,8 @@ _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
+_OF_ZOTERO = ("styles", "translators", "locate", "cache", "pipes", "logs")
+"""Folders beside Zotero's data base that have none of the user's documents."""
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _OWN = "written by esa"
@@ -189,7 +191,8 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
             kept = []
             for name in sorted(names):
                 path, why = os.path.join(where, name), ""
-                if name.startswith(_HIDDEN):
+                of_zotero = is_folder and name in _OF_ZOTERO and "zotero.sqlite" in files
+                if name.startswith(_HIDDEN) or of_zotero:
                     why = "hidden"
                 elif os.path.islink(path):
                     why = "that links elsewhere"

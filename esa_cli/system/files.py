@@ -98,8 +98,7 @@ def replace_atomically(
     Args:
         path: a file, or a folder that does not exist.
         temp_path: the temporary path; by default it is next to `path` and has the same suffix.
-        durable: whether to flush the file to disk before renaming, so that after a power failure
-            the file is either the old or the new one."""
+        durable: whether the file is the old or the new one even after a power failure."""
     temp_path = temp_path or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield temp_path

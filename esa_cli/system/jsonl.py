@@ -74,7 +74,8 @@ class ResultsFile(JsonLinesFile):
         header: the description of the measurement.
         fixed_fields: fields of the header that must not change when a file is continued.
         key_fields: the fields that identify a row; every row has all of these fields.
-        describe_invalid_row: returns what is wrong with a row, or "" if nothing is wrong."""
+        describe_invalid_row: returns what is wrong with a row, or "" if nothing is wrong.
+        other_shards: results files of other shards, whose rows are added to this file."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class ResultsFile(JsonLinesFile):
         fixed_fields: Sequence[str],
         key_fields: Sequence[str],
         describe_invalid_row: Callable[[Row], str] | None = None,
+        other_shards: Iterable[Path] = (),
     ) -> None:
         super().__init__(path, header)
         self.fixed_fields, self.key_fields = fixed_fields, tuple(key_fields)
@@ -93,20 +95,15 @@ class ResultsFile(JsonLinesFile):
         if path is not None and path.exists():
             with lock_file_for_writing(path):
                 self._load_rows(path)
+        for other in other_shards:
+            rows = self._read_rows(other)
+            self._joined |= {key: row for key, row in rows if key not in self._done}
+            self._done |= self._joined
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Returns the last result row of each key, ordered by where the key first occurs."""
         return list(self._done.values())
-
-    def load_rows_of_other_shards(self, paths: Iterable[Path]) -> None:
-        """Adds the rows of other shards' results files, except rows whose key is known. The added
-        rows are written when this file is opened. Raises UsageError, DocumentError: a file of
-        `paths` cannot be read, or has other settings."""
-        for path in paths:
-            rows = self._read_rows(path)
-            self._joined |= {key: row for key, row in rows if key not in self._done}
-            self._done |= self._joined
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -160,10 +157,7 @@ class AnswersFile(JsonLinesFile):
     question the row answers. Rows are written as answers arrive, and sorted in the order of the
     questions when the file is closed or opened again. A "key" may be `Q.D`, where Q stands for a
     question and D for its documents; a row whose question now has other documents is removed.
-
-    Args:
-        row_keys: the "key" and "id" of the row of each question, in the order of the questions.
-        retry_failed: whether to remove the rows that have an "error"."""
+    `row_keys` are "key" and "id" for each question; `retry_failed` removes rows with an "error"."""
 
     path: Path
 

@@ -1,5 +1,4 @@
-"""Registers selectors, scores, document readers and whole methods by name, and records which module
-or plugin file defines each of them."""
+"""Registers selectors, scores, document readers and methods, with the module that defines each."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def remove_entries_of_module(module_or_file: str) -> None:
 
 
 def suggest_name(unknown_name: str, known_names: Iterable[str], prefix: str = "") -> str:
-    """Returns a hint for an unknown name: 'did you mean X?' if a known name is similar, or else a
-    list of known names."""
+    """Returns a hint for an unknown name: a similar known name, or else a list of known names."""
     names = sorted(known_names)
     close = difflib.get_close_matches(unknown_name, names, n=1)
     if close:

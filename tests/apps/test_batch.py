@@ -63,9 +63,10 @@ def go(
     **settings: Any,
 ) -> AnswersFile:
     questions = batch.read_questions_file(path, default, settings)
+    asked = questions[:limit]
     places = [(question.key, question.id) for question in questions]
     with AnswersFile(out, places, retry_failed=retry) as answers:
-        batch.answer_batch_questions(asker, questions, answers, {"evidence": 2}, limit=limit)
+        batch.answer_batch_questions(asker, asked, answers, {"evidence": 2})
     return answers
 
 

@@ -156,7 +156,7 @@ def test_place_of_every_character(tmp_path: Path) -> None:
     for offset in range(len(document.text) + 1):
         line = document.text[:offset].count("\n") + 1
         expected = (1, line, None) if offset < head else (3, line, "Head")
-        assert document.place(offset) == expected
+        assert document.place(offset) == (*expected, None, None)
     for outside in (-1, len(document.text) + 1):
         with pytest.raises(IndexError):
             document.place(outside)

@@ -36,7 +36,7 @@ def test_html_title_chapters_and_tails() -> None:
         "page",
     )
     assert found.text == "abc\n\nS\n\nd\n"
-    assert found.marks == (Mark(0, chapter="T"), Mark(5, chapter="S"))
+    assert found.marks == (Mark(0, chapter="T"), Mark(5, chapter="S", level=3))
 
 
 WORDS = "All words."

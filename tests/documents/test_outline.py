@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
-from sample_files import epub, pdf
+from sample_files import docx, epub, odt, paragraph, pdf
 
 from esa_cli.documents import readers
 from esa_cli.documents.document import Document
-from esa_cli.documents.outline import find_contents, find_sections, parse_number
+from esa_cli.documents.outline import find_contents, find_sections, fold, parse_number
+from esa_cli.qa.sections import find_named_sections
 
 TITLES = ["The Gate", "A Grey Boat", "The Lantern", "Old Debts", "The Way Home"]
 WORDS = [
@@ -191,6 +193,92 @@ def test_marks_of_readers_are_chapters() -> None:
     assert (start, end) == (0, document.text.index(TITLES[-1]) + len(TITLES[-1]))
     bookmarked = read(pdf([prose(1, 1), prose(2, 1)], [("The Gate", 0), ("Old Debts", 1)]), "b.pdf")
     assert [one.title for one in find_sections(bookmarked)] == ["The Gate", "Old Debts"]
+
+
+HEADS = [(1, "Boats"), (2, "Grey"), (3, "4.2 Nets"), (3, "Geese"), (2, "Slow"), (1, "Rain")]
+
+
+def write_markdown() -> bytes:
+    return "".join(f"{'#' * n} {one}\n\n{prose(n)}\n\n" for n, one in HEADS).encode()
+
+
+def write_html() -> bytes:
+    return "".join(f"<h{n}>{one}</h{n}><p>{prose(n)}</p>" for n, one in HEADS).encode()
+
+
+def write_docx() -> bytes:
+    levels = (f'<w:outlineLvl w:val="{n - 1}"/>' for n, _ in HEADS)
+    return docx("".join(
+        paragraph(one, properties=level) + paragraph(prose(n))
+        for level, (n, one) in zip(levels, HEADS, strict=True)
+    ))  # fmt: skip
+
+
+def write_odt() -> bytes:
+    return odt("".join(
+        f'<text:h text:outline-level="{n}">{one}</text:h><text:p>{prose(n)}</text:p>'
+        for n, one in HEADS
+    ))  # fmt: skip
+
+
+def write_epub(nav: str = "", ncx: str = "") -> bytes:
+    pages = {
+        f"c{at}.html": f"<h{n}>{one}</h{n}><p>{prose(n)}</p>" for at, (n, one) in enumerate(HEADS)
+    }
+    return epub(pages, nav=nav, ncx=ncx)
+
+
+def write_contents(entry: str, end: str, inside: str = "", inside_end: str = "") -> str:
+    """The table of contents of an EPUB book, with its entries inside each other."""
+    out, level = "", 0
+    for at, (n, one) in enumerate(HEADS):
+        out += end * (at > 0) if n <= level else ""
+        out += (inside_end + end) * max(0, level - n) + inside * (n > level > 0)
+        out += entry.format(at=at, title=one)
+        level = n
+    return out + end + (inside_end + end) * (level - 1)
+
+
+NAV = write_contents('<li><a href="c{at}.html">{title}</a>', "</li>", "<ol>", "</ol>")
+NCX = write_contents(
+    '<navPoint><navLabel><text>{title}</text></navLabel><content src="c{at}.html"/>', "</navPoint>"
+)
+NESTED = {
+    "a.md": write_markdown(), "a.html": write_html(), "a.docx": write_docx(), "a.odt": write_odt(),
+    "headings.epub": write_epub(), "nav.epub": write_epub(NAV), "ncx.epub": write_epub(ncx=NCX),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_sections_are_inside_each_other_as_their_headings(name: str) -> None:
+    document = read(NESTED[name], name)
+    found = find_sections(document)
+    assert [(one.level, one.heading) for one in found] == HEADS
+    for at, one in enumerate(found):
+        later = [other for other in found[at + 1 :] if other.level <= one.level]
+        assert one.end == (later[0].start if later else len(document.text))
+    ((asked, *_),) = [find_named_sections(words, fold(words), found) for words in ["section 4.2"]]
+    assert (asked.title, asked.end) == ("Nets", found[3].start)
+
+
+def test_numbers_count_where_levels_are_all_the_same() -> None:
+    numbers = ["1", "1.1", "2", "2.1", "2.2", "3"]
+    page = "".join(
+        f"<h2>{one} {word.title()}</h2><p>{prose(1)}</p>"
+        for one, word in zip(numbers, WORDS, strict=False)
+    )
+    found = find_sections(read(page, "a.html"))
+    assert [(one.number, one.level) for one in found] == [(n, 2 + n.count(".")) for n in numbers]
+
+
+def test_bookmarks_inside_bookmarks() -> None:
+    data = pdf([prose(1, 1), prose(2, 1)], [("The Gate", 0), ("Old Debts", 1)])
+    flat = b"/Title (The Gate) /Parent"
+    number = int(re.findall(rb"(\d+) 0 obj\s*<< /Title \(Old Debts\)", data)[0])
+    nested = data.replace(flat, b"/First %d 0 R /Last %d 0 R " % (number, number) + flat)
+    nested = nested.replace(b" /Next %d 0 R" % number, b"")
+    found = find_sections(read(nested, "b.pdf"))
+    assert [(one.title, one.level) for one in found] == [("The Gate", 1), ("Old Debts", 2)]
 
 
 def test_numbers() -> None:

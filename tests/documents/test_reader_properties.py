@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from properties import EXAMPLES
 from reader_fuzz import read_here
 
-from esa_cli.documents.readers.plain_text import find_headings
+from esa_cli.documents.readers.markdown_reader import find_headings
 
 assert EXAMPLES >= 0
 TAGS = (
@@ -84,4 +84,4 @@ def test_headings_are_those_of_another_parser(lines: list[str]) -> None:
         for i, token in enumerate(tokens)
         if token.type == "heading_open" and tokens[i + 1].content
     ]
-    assert [escape(title) for _, title in find_headings(text)] == [*map(escape, expected)]
+    assert [escape(mark.chapter or "") for mark in find_headings(text)] == [*map(escape, expected)]

@@ -19,18 +19,6 @@ from esa_cli.errors import PluginError
 from esa_cli.methods import plugin_loading
 
 
-def test_markdown_headings_are_chapters() -> None:
-    text = (
-        "---\ntitle: x\n---\nlead\n\n# One #\nalpha\n```\n# no heading\n```\n"
-        "Two\n---\nbeta\n\n- item\n---\n\n    # code\n#no\n### Three\ngamma\n"
-    )
-    found = readers.extract_text(text.encode(), "a.md")
-    assert found.text == text
-    assert [(text[m.start :].split("\n")[0], m.chapter) for m in found.marks] == [
-        ("# One #", "One"), ("Two", "Two"), ("### Three", "Three"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("data", "name", "expected"),
     [

@@ -124,6 +124,24 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
 
 
+def test_folders_of_zotero_itself_and_of_obsidian_are_left_out(tmp_path: Path) -> None:
+    """A folder `styles` is read where no data base of Zotero is beside it."""
+    names = [
+        "zotero.sqlite", "styles/apa.csl", "translators/a.js", "storage/ABCD2345/a.txt",
+        "storage/ABCD2345/.zotero-ft-cache", "storage/ABCD2345/styles/b.txt", "notes/c.md",
+        ".obsidian/app.json", ".trash/old.md",
+    ]  # fmt: skip
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("\0" if name == "zotero.sqlite" else "words")
+    found = sources.find_readable_files(str(tmp_path))
+    read = [os.path.relpath(path, tmp_path) for path in found.files]
+    assert sorted(read) == [
+        "notes/c.md", "storage/ABCD2345/a.txt", "storage/ABCD2345/styles/b.txt"
+    ]  # fmt: skip
+    assert len(found.left_out["hidden"]) == 5
+
+
 def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:
     """A page that only mentions them is read."""
     chat = format_chat_as_markdown("model", ["a.txt"], [("Who?", Reply("Ahab"))])

@@ -24,7 +24,7 @@ from esa_cli.methods.plugin_loading import fill_plugin_template, write_plugin_te
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-FILES = sorted(PLUGINS.glob("*.py"))
+FILES = sorted(path for path in PLUGINS.glob("*.py") if not path.stem.endswith("_reader"))
 
 
 @pytest.fixture(autouse=True)

@@ -114,3 +114,14 @@ def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:
         assert GATE.strip() in esa.find_passages(QUESTION, [read])[0].text
         with pytest.raises(UsageError, match="must not be empty"):
             esa.find_passages(" ", [read])
+
+
+def test_a_passage_has_the_title_and_link_of_its_document() -> None:
+    link = "https://example.org/gates"
+    marks = (Mark(0, None, "Gates", 1, "Gates (@a20)", link), Mark(9, None, "Keys", 2, "T", link))
+    document = book(STORY, "notes.md", marks=marks).document
+    first, second = (Passage.cut_from(document, at, at + 9) for at in (0, 9))
+    assert first.describe_place() == f"notes.md:1, Gates (@a20), {link}", "no name twice"
+    assert second.describe_place() == f"notes.md:1, T, Keys, {link}"
+    for fields in (first.as_found(), first.as_evidence()):
+        assert (fields["title"], fields["link"]) == ("Gates (@a20)", link)

@@ -14,8 +14,9 @@ _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 
 def pdf(
-    pages: Sequence[str | None], bookmarks: Sequence[tuple[str, int]] = (), *, locked: bool = False
-) -> bytes:
+    pages: Sequence[str | None], bookmarks: Sequence[tuple[str, int]] = (), *,
+    locked: bool = False, title: str = "",
+) -> bytes:  # fmt: skip
     """Each page a text, "" an empty page, None a picture; bookmarks with their page from 0."""
     objects: list[bytes] = [b""] * 4
     objects[2] = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
@@ -48,6 +49,9 @@ def pdf(
     listed = b" ".join(b"%d 0 R" % kid for kid in kids)
     objects[1] = b"<< /Type /Pages /Count %d /Kids [%s] >>" % (len(kids), listed)
     trailer = b""
+    if title:
+        objects.append(b"<< /Title (%s) >>" % title.encode("latin-1"))
+        trailer = b" /Info %d 0 R" % len(objects)
     if locked:
         objects.append(
             b"<< /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>" % (b"11" * 32, b"22" * 32)

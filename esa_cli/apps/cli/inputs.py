@@ -67,12 +67,9 @@ def _looks_like_file(argument: str) -> bool:
 def read_documents(
     document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents that file names, folders and patterns stand for, and warns of files that
-    are left out. With a `shard` only this part of the documents is read.
-
-    Raises:
-        UsageError: standard input cannot be divided into shards, or there are no documents.
-        DocumentError: a named document cannot be read."""
+    """Reads the documents, or a shard of them, that names, folders and patterns stand for. Warns of
+    files that are left out. Raises DocumentError. UsageError: there are no documents, or standard
+    input cannot be divided."""
     from esa_cli.documents.document import find_files, select_files_of_shard
 
     files = find_files(document_names)

@@ -8,11 +8,11 @@ import re
 import shutil
 import sys
 import tomllib
-from dataclasses import dataclass, field
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from esa_cli.apps.cli.options.options import ask_to_confirm
 from esa_cli.errors import UsageError
 from esa_cli.system.files import convert_writing_errors, replace_atomically, resolve_links
 
@@ -20,6 +20,7 @@ CLIENTS = ("claude-code", "claude-desktop", "codex", "cursor", "vscode")
 NAME = "esa"
 """The name of our server in the lists of clients."""
 _TOML_ENTRY = rf'(?ms)^[ \t]*\[mcp_servers\.(?:"{NAME}"|{NAME})(?:\.[^\]]*)?\].*?(?=^[ \t]*\[|\Z)'
+_HINT = "add the entry by hand: docs/serve.md shows it"
 Entry = dict[str, Any]
 
 
@@ -35,18 +36,13 @@ def make_server_entry(options_of_mcp: list[str]) -> Entry:
     return entry | ({"env": variables} if variables else {})
 
 
-@dataclass(frozen=True)
-class ServerList:
-    """The list of MCP servers in a client's JSON or TOML file.
-
-    Args:
-        path: the file, which need not exist.
-        key: the name of the list in the file.
-        fields: what an entry of this client has besides the command."""
+class ServerList(NamedTuple):
+    """The list of MCP servers in a client's JSON or TOML file, which need not exist. The list has
+    the name `key` in the file; `fields` is what an entry of this client has besides the command."""
 
     path: Path
-    key: str = "mcpServers"
-    fields: Entry = field(default_factory=dict)
+    key: str
+    fields: Entry
 
     @classmethod
     def find(cls, client: str) -> ServerList:
@@ -54,13 +50,13 @@ class ServerList:
         home, variables = Path.home(), os.environ
         if client == "claude-code":
             folder = Path(variables.get("CLAUDE_CONFIG_DIR") or home)
-            return cls(folder / ".claude.json", fields={"type": "stdio"})
+            return cls(folder / ".claude.json", "mcpServers", {"type": "stdio"})
         if client == "codex":  # whose own limit for a tool is a minute; `ingest` takes longer
             folder = Path(variables.get("CODEX_HOME") or home / ".codex")
             limits = {"startup_timeout_sec": 60, "tool_timeout_sec": 900}
             return cls(folder / "config.toml", "mcp_servers", limits)
         if client == "cursor":
-            return cls(home / ".cursor/mcp.json")
+            return cls(home / ".cursor/mcp.json", "mcpServers", {})
         settings = Path(variables.get("XDG_CONFIG_HOME") or home / ".config")
         if sys.platform == "darwin":
             settings = home / "Library/Application Support"
@@ -68,63 +64,43 @@ class ServerList:
             settings = Path(variables.get("APPDATA") or home / "AppData/Roaming")
         if client == "vscode":
             return cls(settings / "Code/User/mcp.json", "servers", {"type": "stdio"})
-        return cls(settings / "Claude/claude_desktop_config.json")
+        return cls(settings / "Claude/claude_desktop_config.json", "mcpServers", {})
 
     @property
-    def _is_toml(self) -> bool:
+    def is_toml(self) -> bool:
         return self.path.suffix == ".toml"
 
-    @cached_property
-    def _text(self) -> str:
+    def read(self) -> tuple[str, dict[str, Any]]:
+        """Returns the file's text and content. Raises UsageError: it has comments or is damaged."""
+        kind = "TOML" if self.is_toml else "JSON without comments"
         try:
-            return self.path.read_text("utf-8-sig") if self.path.exists() else ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._make_error(f"{self.path} cannot be read: {error}") from error
-
-    @cached_property
-    def _content(self) -> dict[str, Any]:
-        """The parsed file. Raises UsageError: the file has comments or is damaged."""
-        try:
-            content = tomllib.loads(self._text) if self._is_toml else json.loads(self._text or "{}")
-        except ValueError as error:
-            kind = "TOML" if self._is_toml else "JSON without comments"
-            raise self._make_error(f"{self.path} is not {kind}: {error}") from error
+            text = self.path.read_text("utf-8-sig") if self.path.exists() else ""
+            content = tomllib.loads(text) if self.is_toml else json.loads(text or "{}")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.path} cannot be read as {kind}: {error}", _HINT) from error
         if not isinstance(content, dict) or not isinstance(content.get(self.key, {}), dict):
-            raise self._make_error(f"{self.key} of {self.path} is no list of servers")
-        return content
+            raise UsageError(f"{self.key} of {self.path} is no list of servers", _HINT)
+        return text, content
 
-    @property
-    def former_entry(self) -> Entry | None:
-        """The entry of our name in the file. Raises UsageError: the file cannot be read."""
-        found = self._content.get(self.key, {}).get(NAME)
-        return found if isinstance(found, dict) else None
-
-    def add_entry(self, entry: Entry) -> str | None:
-        """Returns the file's text with our entry, or None if the file has this entry. Raises
-        UsageError: the file cannot be read, or changed without a change of something else."""
-        entry, content = self.fields | entry, self._content
-        if self.former_entry == entry:
-            return None
+    def replace_entry(self, text: str, content: dict[str, Any], entry: Entry) -> str:
+        """Returns the file's text with another entry of ours. Raises UsageError: something else
+        would change."""
         expected = content | {self.key: content.get(self.key, {}) | {NAME: entry}}
-        if self._is_toml:
-            others = re.sub(_TOML_ENTRY, "", self._text).rstrip()
+        if self.is_toml:
+            others = re.sub(_TOML_ENTRY, "", text).rstrip()
             text = f"{others}\n\n{self.format_entry(entry)}\n".lstrip()
         else:
-            indent = re.search(r'\n([ \t]+)"', self._text)
+            indent = re.search(r'\n([ \t]+)"', text)
             text = json.dumps(expected, indent=indent[1] if indent else 2, ensure_ascii=False)
             text += "\n"
-        try:
-            is_right = (tomllib if self._is_toml else json).loads(text) == expected
-        except ValueError:
-            is_right = False
-        if not is_right:
-            raise self._make_error(f"{self.path} has an entry {NAME} that cannot be replaced")
-        return text
+        with suppress(ValueError):
+            if (tomllib if self.is_toml else json).loads(text) == expected:
+                return text
+        raise UsageError(f"{self.path} has an entry {NAME} that cannot be replaced", _HINT)
 
     def format_entry(self, entry: Entry) -> str:
         """Formats our entry as it stands in the file."""
-        entry = self.fields | entry
-        if not self._is_toml:
+        if not self.is_toml:
             return json.dumps({self.key: {NAME: entry}}, indent=2, ensure_ascii=False)
         rows = [f"[{self.key}.{NAME}]"]
         for name, value in entry.items():
@@ -145,5 +121,21 @@ class ServerList:
                 part.touch(mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)
                 part.write_text(text, "utf-8")
 
-    def _make_error(self, message: str) -> UsageError:
-        return UsageError(message, "add the entry by hand: docs/serve.md shows it")
+
+def install_server_entry(client: str, options_of_mcp: list[str], is_confirmed: bool) -> None:
+    """Shows the entry of `esa mcp` for a client, and writes it after a confirmation. Raises
+    UsageError: nobody can confirm, or the client's file cannot be changed."""
+    servers = ServerList.find(client)
+    entry = servers.fields | make_server_entry(options_of_mcp)
+    text, content = servers.read()
+    former = content.get(servers.key, {}).get(NAME)
+    changed = "" if former == entry else servers.replace_entry(text, content, entry)
+    print(f"{servers.path}:\n{servers.format_entry(entry)}")
+    if former == entry:
+        print("the file has this entry already")
+        return
+    if isinstance(former, dict):
+        print(f"in place of:\n{servers.format_entry(former)}")
+    ask_to_confirm(f"the change of {servers.path}", "Write this entry?", is_confirmed)
+    servers.write(changed)
+    print(f"written; {client} starts esa after its next start")

@@ -115,13 +115,11 @@ def open_model(
     """A context manager that loads the model of a preset, and closes the model at the end.
 
     Args:
-        keep: whether documents are stored in the library. None means that only token indexes are
-            stored, which are small and take long to make.
+        keep: whether documents are stored in the library; None: only their token indexes are.
         kv_dtype: precision of stored KV caches, `int8` or `native`.
-        reader: the model that writes the answers; None means the reader of the preset.
+        reader: the model that writes the answers; None: the reader of the preset.
 
-    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
-    ReaderError: the reader's server cannot be used."""
+    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored."""
     if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
@@ -203,21 +201,20 @@ class DocumentOpener:
         self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 
-    def set_opening_functions(
+    def open_documents(
         self,
+        question: str,
         named_books: Sequence[Book],
         open_stored_document: Callable[[LibraryEntry], Book],
         open_file: Callable[[str], Book] | None,
-    ) -> None:
-        """Sets the named documents, and the functions that open candidate documents."""
-        self._books, self._open_stored_document = list(named_books), open_stored_document
-        self._open_file = open_file
+        *,
+        all_that_match: bool = False,
+    ) -> list[Book]:
+        """Returns the named documents, and opens the candidate documents that fit a question best
+        or, with `all_that_match`, all candidate documents that contain a word of the question.
+        Raises UsageError: no document can be used."""
+        self._open_stored_document, self._open_file = open_stored_document, open_file
         self._reporter.is_brief = bool(self._candidates)
-
-    def open_documents(self, question: str, *, all_that_match: bool = False) -> list[Book]:
-        """Opens the named documents, and the candidate documents that fit a question best or, with
-        `all_that_match`, all candidate documents that contain a word of the question. Raises
-        UsageError: no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -234,7 +231,7 @@ class DocumentOpener:
             book = self._open_candidate_document(candidates[digest])
             books += [] if book is None else [book]
             skipped += book is None
-        if not books and not self._books:
+        if not books and not named_books:
             wrong = "none of the documents can be used with this preset"
             raise UsageError(wrong, "run `esa ingest` with this preset")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
@@ -247,7 +244,7 @@ class DocumentOpener:
             self._reporter.warn_document_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
-        return drop_duplicate_books([*self._books, *books])
+        return drop_duplicate_books([*named_books, *books])
 
     def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate document from the library or its file; returns None after an error."""
@@ -321,12 +318,9 @@ class DocumentOpener:
 
 
 class LazyPassageFinder:
-    """Finds passages in documents, and loads the model only if a document has a token index or must
-    be ingested; until then passages are found with BM25 alone.
-
-    Args:
-        preset: a preset from `make_preset_for_finding`.
-        ingests_new: whether a document without a token index is ingested before the search."""
+    """Finds passages with BM25 alone, until a document has a token index or must be ingested, and
+    the model is loaded. The preset is one from `make_preset_for_finding`; with `ingests_new`
+    documents without a token index are ingested before the search."""
 
     def __init__(
         self,
@@ -368,8 +362,7 @@ class LazyPassageFinder:
     def find_passages(
         self, question: str, books: list[Book], max_count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the passages that fit a question best, with at least a minimum
-        probability."""
+        """Returns the passages that fit a question best, of at least a minimum probability."""
         if self.is_loaded:
             return self._lazily_loaded_esa.find_passages(question, books, max_count, minimum)
         ranged = add_token_ranges(books)

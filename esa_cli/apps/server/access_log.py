@@ -23,10 +23,7 @@ def note_facts(scope: Scope, **facts: Any) -> None:
 class AccessLogMiddleware:
     """ASGI middleware that writes a line at the end of each request: time, client, route, status,
     seconds, and tokens of the answer; with `with_questions` the question, too. A line never has the
-    query of an address, which may name a document.
-
-    Args:
-        warn: called with the reason when lines cannot be written, for the first time only."""
+    query of an address, which may name a document. `warn` is told once why lines are missing."""
 
     def __init__(
         self, app: ASGIApp, file: TextIO, with_questions: bool, warn: Callable[[str], None]

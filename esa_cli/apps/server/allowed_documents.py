@@ -3,8 +3,7 @@ command line, documents that clients have sent, files in the allowed folders, an
 library. A name such as `library:*` stands for a whole group of them.
 
 Symbolic links are resolved before a path is checked, so neither `..` nor a link leads out of an
-allowed folder. The error for a refused path does not reveal whether a file exists there.
-"""
+allowed folder. The error for a refused path does not reveal whether a file exists there."""
 
 from __future__ import annotations
 
@@ -95,12 +94,9 @@ class OpenDocument(NamedTuple):
 
 
 class AllowedDocuments:
-    """Finds, lists and opens the documents that requests to a server may name.
-
-    Args:
-        given_books: opened documents of the command line, for requests that name no documents.
-        with_library: whether texts of the library may be named, too.
-        max_opened: how many documents a request opens at most; None means all."""
+    """Finds, lists and opens the documents that requests to a server may name: `given_books`, which
+    requests without names mean, files of folders, and with `with_library` the library's texts. A
+    request opens at most `max_opened` documents, or all if that is None."""
 
     def __init__(
         self,
@@ -125,9 +121,8 @@ class AllowedDocuments:
         self.sent = SessionDocuments(self._books.close_document)
 
     def resolve_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
-        """Returns the documents that a request names. A request without names means all documents
-        of the command line or, if there are none, of the library. Raises ApiError 400, 403, 404,
-        LibraryError."""
+        """Returns the documents that a request names; without names all of the command line or, if
+        there are none, of the library. Raises LibraryError, ApiError 400, 403, 404."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
             found = list[RequestableDocument]()
@@ -224,8 +219,7 @@ class AllowedDocuments:
         raise ApiError(403, f"{file_name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, RequestableDocument]:
-        """Returns the library's texts that requests may name, by id. Raises LibraryError,
-        DiskError."""
+        """Returns the library's texts for requests, by id. Raises LibraryError, DiskError."""
         if not self.has_stored:
             return {}
         found = {}
@@ -253,8 +247,7 @@ class AllowedDocuments:
             read: whether the model ingests unread documents; None: unless too many are named.
             open_book: a function that opens documents instead of the server's `Esa`.
 
-        Raises:
-            DocumentError: none of the documents can be read. ResourceError."""
+        Raises ResourceError. DocumentError: none of the documents can be read."""
         lines = [] if left_out is None else left_out
         chosen, limit = list(named), len(named)
         given = [document for document in named if document.document]

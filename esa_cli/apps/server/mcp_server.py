@@ -1,8 +1,7 @@
 """A server of the Model Context Protocol (MCP), whose tools find, ask and ingest documents.
 
 The server is built on the low-level `Server` of the protocol's SDK, because the SDK's `MCPServer`
-ignores unknown arguments.
-"""
+ignores unknown arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -269,16 +267,10 @@ def _format_result_note(notes: Sequence[str], unread_books: Sequence[Book]) -> s
     return "; ".join(lines) or None
 
 
-class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
-    """Makes JSON schemas without titles, which would only lengthen the prompts of models."""
-
-    def field_title_should_be_set(self, schema: object) -> bool:
-        return False
-
-
 def _make_mcp_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> types.Tool:
-    schema = arguments_class.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
-    del schema["title"]
+    schema = arguments_class.model_json_schema()
+    for part in (schema, *schema["properties"].values()):
+        del part["title"]  # titles would only lengthen the prompts of models
     about = " ".join(schema.pop("description").split())
     hints = types.ToolAnnotations(
         read_only_hint=name not in ("ask", "ingest"), destructive_hint=False, idempotent_hint=True,

@@ -4,8 +4,7 @@ Without a token the server accepts only connections from this machine, and refus
 foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
 of a request tell whether a foreign web page has sent the request.
 
-The package sse-starlette is not used, as it cuts off streams half a second after a signal.
-"""
+The package sse-starlette is not used, as it cuts off streams half a second after a signal."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ from esa_cli.apps.server.access_log import note_facts
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.browser_page import PRIVATE, make_browser_page
 from esa_cli.apps.server.session_documents import parse_sent_document
-from esa_cli.apps.server.stop_sequences import StoppedText
 from esa_cli.apps.server.wire import ApiError, ChatCompletionMaker, ChatRequest, DocumentTextQuery
 from esa_cli.apps.server.worker import Event, JobQueueFullError, JobThread, WorkerJob
 from esa_cli.documents.document import Document
@@ -70,7 +68,6 @@ INSTRUCTION_UNUSED = (
 )
 WITHOUT_TOKEN = ("/health", "/")
 """Paths that need no token, as the responses contain nothing of the documents."""
-_PORTS = {"http": 80, "https": 443}
 Events = AsyncGenerator[Event, None]
 NoteFacts = Callable[..., None]
 """Adds facts, given by their names, to a request's line in the log."""
@@ -153,26 +150,16 @@ class AccessCheckMiddleware:
         try:
             if not is_loopback_host(urlsplit(f"//{host}").hostname or ""):
                 raise ApiError(403, "the Host header of the request names another machine")
-            is_foreign |= origin is not None and not _is_same_origin(origin.decode("latin-1"), host)
-        except (KeyError, ValueError):
+            # Browsers leave out the default port both in Origin and in Host.
+            is_foreign |= origin is not None and urlsplit(origin.decode("latin-1")).netloc != host
+        except ValueError:
             is_foreign = True
         if is_foreign:
             raise ApiError(403, "web pages from other sites may not send requests to this server")
 
 
-def _is_same_origin(origin_header: str, host_header: str) -> bool:
-    """Raises KeyError, ValueError: the origin is malformed."""
-    page = urlsplit(origin_header)
-    server = urlsplit(f"{page.scheme}://{host_header}")
-    default = _PORTS[page.scheme]
-    return (page.hostname, page.port or default) == (server.hostname, server.port or default)
-
-
-async def read_request_body(
-    request: Request, max_bytes: int, within_s: float | None = None
-) -> bytes:
+async def read_request_body(request: Request, max_bytes: int, within_s: float) -> bytes:
     """Returns the body of a request, of at most `max_bytes`. Raises ApiError 400, 408, 413."""
-    within_s = SEND_WITHIN_S if within_s is None else within_s
     too_large = ApiError(413, f"the request is larger than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > max_bytes:
@@ -389,7 +376,9 @@ class _ServerRoutes:
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = wire.parse_chat_request(await read_request_body(request, self.limits.max_body))
+        asked = wire.parse_chat_request(
+            await read_request_body(request, self.limits.max_body, SEND_WITHIN_S)
+        )
         completion = ChatCompletionMaker(self.esa.name)
         note = partial(note_facts, request.scope)
         answer = await run_in_threadpool(self._make_answer_function, asked, completion, note)
@@ -427,7 +416,7 @@ class _ServerRoutes:
             missing.extend(describe_unextracted_parts(books))
             if self.esa.answers_unread and self.esa.reader is None:
                 missing.extend({INSTRUCTION_UNUSED for turn in history if not turn.answer})
-            text = StoppedText(chat_request.list_stop_sequences(), job.send_answer_text)
+            text = wire.StoppedText(chat_request.list_stop_sequences(), job.send_answer_text)
             with self.esa.interruptible(job.raise_if_cancelled):
                 settings = chat_request.make_esa_ask_arguments()
                 reply = self.esa.ask(
@@ -499,12 +488,9 @@ def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
     place = document.place(start)
-    marks = [{"start": start, "page": place.page, "chapter": place.chapter}]
-    marks += [
-        {"start": mark.start, "page": mark.page, "chapter": mark.chapter}
-        for mark in document.marks
-        if start < mark.start < end
-    ]
+    begins = [start, *(mark.start for mark in document.marks if start < mark.start < end)]
+    places = [(at, document.place(at)) for at in begins]
+    marks = [{"start": at, "page": one.page, "chapter": one.chapter} for at, one in places]
     return {
         "id": query.document, "object": "document.text", "name": document.name,
         "characters": len(text), "start": start, "end": end, "line": place.line,

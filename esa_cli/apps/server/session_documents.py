@@ -43,11 +43,8 @@ class _Session:
 
 
 class SessionDocuments:
-    """The documents of all sessions, by their ids. Any thread may call its methods.
-
-    Args:
-        forget: called with the id of each document that is removed.
-        read_clock: returns the seconds by which the age of a session is measured."""
+    """The documents of all sessions, by their ids. Any thread may call its methods. `forget` is
+    called with the id of each removed document; `read_clock` gives the seconds of a clock."""
 
     def __init__(
         self, forget: Callable[[str], None], read_clock: Callable[[], float] = time.monotonic

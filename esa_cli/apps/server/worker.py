@@ -1,7 +1,6 @@
 """Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
-A running job that is cancelled ends when it next reports progress or sends text of its answer.
-"""
+A running job that is cancelled ends when it next reports progress or sends text of its answer."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class WorkerJob:
             self.send_event(("reading", (done_tokens, all_tokens)))
 
     def send_answer_text(self, answer_piece: str) -> None:
-        """Sends an event with the next piece of the answer, unless the piece is empty. Raises
-        JobCancelledError."""
+        """Sends the next piece of the answer, unless it is empty. Raises JobCancelledError."""
         self.raise_if_cancelled()
         if answer_piece:
             self.send_event(("text", answer_piece))
@@ -97,8 +95,7 @@ class JobThread:
 
     @contextlib.contextmanager
     def queue_job_with_events(self, compute_result: JobFunction) -> Iterator[asyncio.Queue[Event]]:
-        """A context manager that queues a job, yields a queue with the job's events, and on exit
-        cancels the job. Raises JobQueueFullError."""
+        """Queues a job, yields its events, and at the end cancels it. Raises JobQueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -107,20 +104,20 @@ class JobThread:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = WorkerJob(compute_result, put_event_into_queue)
-        self.submit_job(job)
+        future = self.submit_job(job)
         try:
             yield events
         finally:
             job.cancelled.set()
-            self._jobs[job].cancel()
+            future.cancel()  # by now another job may have dropped it from the table
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def submit_job(self, job: WorkerJob) -> None:
+    def submit_job(self, job: WorkerJob) -> Future[None]:
         """Adds a job to the queue of the thread. Raises JobQueueFullError."""
         if self.count_unfinished_jobs() > self.max_waiting:
             raise JobQueueFullError
         try:
-            self._jobs[job] = self._pool.submit(job.run_job)
+            return self._jobs.setdefault(job, self._pool.submit(job.run_job))
         except RuntimeError:  # the worker is closed
             raise JobQueueFullError from None
 

@@ -95,7 +95,7 @@ def _parse_whole_number(text: str | None, default: int) -> int:
 class _ParagraphStyle(NamedTuple):
     """Says whether a paragraph style of Word is for headings, lists or a table of contents."""
 
-    heading: bool = False
+    outline: str | None = None  # the level of headings from "0", or "9"
     list: str | None = None
     level: str | None = None
     contents: bool = False
@@ -112,11 +112,12 @@ def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
             if element is None:
                 break
             heading = re.fullmatch(r"heading ([1-9])", (_read_value(element, "name") or "").lower())
-            outline = outline or _read_value(element, "pPr/outlineLvl") or (heading and heading[1])
+            outline = outline or _read_value(element, "pPr/outlineLvl")
+            outline = outline or (heading and str(int(heading[1]) - 1))
             number = number or _read_value(element, "pPr/numPr/numId")
             level = level or _read_value(element, "pPr/numPr/ilvl")
             element = elements.get(_read_value(element, "basedOn") or "")
-        styles[name] = _ParagraphStyle(outline not in (None, "9"), number, level, contents)
+        styles[name] = _ParagraphStyle(outline, number, level, contents)
     return styles
 
 
@@ -243,8 +244,7 @@ class _WordToHtmlConverter:
         number = _read_value(element, "pPr/numPr/numId") or style.list
         level = _read_value(element, "pPr/numPr/ilvl") or style.level
         label = self._lists.make_next_list_label(number, level, name) if number else ""
-        outline = _read_value(element, "pPr/outlineLvl")
-        heading = style.heading if outline is None else outline != "9"
+        outline = _read_value(element, "pPr/outlineLvl") or style.outline
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._begin_next_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
@@ -253,9 +253,10 @@ class _WordToHtmlConverter:
         for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
-        if heading:
+        if outline and outline != "9":
             label = "" if label == _BULLET else label
-            return "h1", f"{label} " if words.strip() else None
+            tag = f"h{int(outline) + 1}" if outline in tuple("01234") else "h6"
+            return tag, f"{label} " if words.strip() else None
         listed = bool(label or style.contents)
         return "div" if listed else "p", f"{label} " if label and words.strip() else None
 

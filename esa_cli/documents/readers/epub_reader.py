@@ -19,6 +19,7 @@ from esa_cli.documents.readers.text_builder import (
 from esa_cli.documents.readers.zip_parts import ZipDocument
 from esa_cli.errors import DocumentError
 
+_Contents = dict[str, dict[str, tuple[str, int]]]
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
@@ -41,7 +42,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
             continue
         titles = chapters.get(page, {})
         out.start_paragraph()
-        out.chapter = titles.get("", out.chapter)
+        out.chapter, out.level = titles.get("", (out.chapter, out.level))
         root = parse_html(decode_markup(markup, name)[0], name, xml=True)
         write_html_text(root, out, titles if chapters else None)
     return out.result(missing)
@@ -73,29 +74,30 @@ def _resolve_link_in_book(book_folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(book_folder, unquote(href.partition("#")[0])))
 
 
-def _read_chapter_titles(book: ZipDocument, toc_paths: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Returns chapter titles by file and by the id of an element in the file ("" for its
-    beginning), from the first table of contents that has entries."""
+def _read_chapter_titles(book: ZipDocument, toc_paths: Sequence[str]) -> _Contents:
+    """Returns chapter titles and levels by file and by the id of an element in the file ("" for
+    its beginning), from the first table of contents that has entries."""
     for file in toc_paths:
-        chapters: dict[str, dict[str, str]] = {}
+        chapters: _Contents = {}
         with suppress(Exception):  # a damaged table of contents: headings take its place
-            for href, words in _iterate_table_of_contents(book.parse_xml(file)):
+            for href, words, level in _iterate_table_of_contents(book.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
                     target = _resolve_link_in_book(posixpath.dirname(file), href)
-                    chapters.setdefault(target, {}).setdefault(href.partition("#")[2], title)
+                    of_file = chapters.setdefault(target, {})
+                    of_file.setdefault(href.partition("#")[2], (title, level))
         if chapters:
             return chapters
     return {}
 
 
-def _iterate_table_of_contents(contents_root: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the link and title of every entry of a table of contents, in EPUB 3 and EPUB 2."""
+def _iterate_table_of_contents(contents_root: Any) -> Iterator[tuple[str, Any, int]]:
+    """Yields the link, title and level of every entry of a table of contents, in EPUB 3 and 2."""
     for nav in contents_root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")
         for link in nav.iterfind(".//{*}a") if "toc" in kind.split() else ():
-            yield link.get("href", ""), link
+            yield link.get("href", ""), link, len([*link.iterancestors("{*}ol")])
     for point in contents_root.iterfind(".//{*}navPoint"):
         content, words = point.find("{*}content"), point.find("{*}navLabel")
         if content is not None and words is not None:
-            yield content.get("src", ""), words
+            yield content.get("src", ""), words, 1 + len([*point.iterancestors("{*}navPoint")])

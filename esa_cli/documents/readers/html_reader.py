@@ -29,6 +29,7 @@ _SKIPPED = frozenset(
 )  # fmt: skip
 """Tags whose contents a browser that runs scripts never shows as text."""
 _Attributes = Mapping[str, str | None]
+Chapters = Mapping[str, tuple[str, int]]
 _UNSEEN_STYLES = frozenset(("display:none", "visibility:hidden", "visibility:collapse"))
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _PARAGRAPHS = _HEADINGS | {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
@@ -130,16 +131,16 @@ def _replace_xml_sections(text: str) -> str:
     return first + "".join(escape(words) + rest for words, _, rest in parts)
 
 
-def write_html_text(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
+def write_html_text(root: Any, out: TextBuilder, chapters: Chapters | None = None) -> None:
     """Appends the text of a parsed page to `out`. `chapters` maps the id of an element to the title
-    of the chapter that begins there; if `chapters` is None, headings begin chapters."""
+    and level of the chapter that begins there; if it is None, headings begin chapters."""
     _HtmlTextExtractor(out, chapters).write_node_text(root)
 
 
 class _HtmlTextExtractor:
     """Extracts the text of HTML elements, with line and paragraph breaks that depend on the tag."""
 
-    def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
+    def __init__(self, out: TextBuilder, chapters: Chapters | None) -> None:
         self._out, self._chapters = out, chapters
         self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
         self._cells = 0  # number of cells of the current row so far
@@ -218,15 +219,16 @@ class _HtmlTextExtractor:
                 self._out.end_line()
 
     def _set_chapter_and_page(self, node: Any, tag: str, attributes: _Attributes) -> None:
+        out, words = self._out, _join_printable_words(node.text()) if tag in _HEADINGS else ""
         if self._chapters is not None:
-            title = self._chapters.get(attributes.get("id") or "#")
-            self._out.chapter = title or self._out.chapter
-        elif tag in _HEADINGS and not self._inside["h"]:
-            self._out.chapter = _join_printable_words(node.text()) or self._out.chapter
+            known = self._chapters.get(attributes.get("id") or "#")
+            out.chapter, out.level = known or (out.chapter, out.level)
+        elif words and not self._inside["h"]:
+            out.chapter, out.level = words, int(tag[1])
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""
-            self._out.page = int(number) if number.isdecimal() else self._out.page
+            out.page = int(number) if number.isdecimal() else out.page
 
     def _write_prefix_of_element(self, node: Any, tag: str, attributes: _Attributes) -> None:
         """Writes the text that precedes the contents of an element, such as a bullet."""

@@ -8,10 +8,10 @@ import re
 from collections import Counter
 from typing import Any
 
-from esa_cli.documents.readers.plain_text import decode_text_with_lf, find_headings
+from esa_cli.documents.readers.markdown_reader import find_headings
+from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
-    Mark,
     label_document,
     replace_unprintable,
 )
@@ -40,9 +40,8 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
         else:
             parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
     text = "\n\n".join(replace_unprintable(part) for part in parts if part.strip()) + "\n"
-    marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
     missing = tuple(f"{what} are left out: {count}" for what, count in left_out.items())
-    return ExtractedText(text, marks, missing)
+    return ExtractedText(text, tuple(find_headings(text)), missing)
 
 
 def _join_notebook_lines(lines: str | list[str]) -> str:

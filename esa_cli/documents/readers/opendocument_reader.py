@@ -21,7 +21,7 @@ _SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "
     "fo": f"{_OASIS}xsl-fo-compatible:1.0",
 }
 _HTML_TAGS = {
-    "text:p": "p", "text:h": "h1", "text:list": "ul", "text:list-item": "li",
+    "text:p": "p", "text:list": "ul", "text:list-item": "li",
     "text:list-header": "div", "table:table": "table", "table:table-row": "tr",
     "table:table-cell": "td",
     "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
@@ -74,7 +74,10 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
     for element in list(body.iter("*")):
         tag, style = _get_prefixed_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
-        if tag in ("text:s", "text:tab"):
+        if tag == "text:h":
+            level = element.get(f"{{{_SPACES['text']}}}outline-level", "1")
+            element.tag = f"h{level if level in tuple('123456') else 6}"
+        elif tag in ("text:s", "text:tab"):
             element.text = " "
         elif tag in ("svg:title", "svg:desc"):
             _replace_content(element, "")

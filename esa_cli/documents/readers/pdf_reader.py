@@ -37,6 +37,8 @@ _LEADERS = re.compile(r" ?(?:\. ?){6,}")
 _BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: "→"}
 _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
 _MAX_UNKNOWN = 0.3
+_NO_TITLE = re.compile(r"(?i)^(?:microsoft|untitled|powerpoint|slide \d)|\.\w{2,4}$")
+"""The title in the metadata of a PDF that a program has made up, as titles of one word may be."""
 _MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
 
@@ -97,7 +99,9 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    return _join_page_texts(pages, _read_bookmark_titles(document), missing)
+    title = " ".join(replace_unprintable(document.get_metadata_value("Title")).split())
+    known = title if " " in title and not _NO_TITLE.search(title) else None
+    return _join_page_texts(pages, _read_bookmark_titles(document), missing, known)
 
 
 def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
@@ -148,34 +152,37 @@ def _list_forms_of_head(line: str, page_index: int) -> set[tuple[str, int]]:
     return forms
 
 
-def _read_bookmark_titles(pdf: Any) -> dict[int, list[str]]:
-    """Returns the titles of a PDF's bookmarks by the index of the page to which they point."""
-    titles: dict[int, list[str]] = defaultdict(list)
+def _read_bookmark_titles(pdf: Any) -> dict[int, list[tuple[str, int]]]:
+    """Returns the titles and levels of a PDF's bookmarks by the index of the page they name."""
+    titles: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for bookmark in pdf.get_toc():
         title = " ".join(replace_unprintable(bookmark.get_title()).split())
         target = bookmark.get_dest()
         if title and target is not None:
-            titles[target.get_index()].append(title)
+            titles[target.get_index()].append((title, bookmark.level + 1))
     return titles
 
 
 def _join_page_texts(
-    page_texts: Sequence[str], bookmark_titles: Mapping[int, Sequence[str]], missing: Sequence[str]
-) -> ExtractedText:
+    page_texts: Sequence[str], bookmarks: Mapping[int, Sequence[tuple[str, int]]],
+    missing: Sequence[str], document_title: str | None,
+) -> ExtractedText:  # fmt: skip
     """Joins the texts of PDF pages by empty lines; a chapter begins at its title, or its page."""
-    marks, parts, start, chapter = list[Mark](), list[str](), 0, None
+    marks, parts, start = list[Mark](), list[str](), 0
+    chapter: tuple[str | None, int | None] = (None, None)
     for index, page in enumerate(page_texts):
-        chapters, at = dict[int, str](), 0
-        for title in bookmark_titles.get(index, ()):
+        chapters: dict[int, tuple[str | None, int | None]] = {}
+        at = 0
+        for title, level in bookmarks.get(index, ()):
             pattern = re.compile(r"\s+".join(map(re.escape, title.split())))
             heading = pattern.search(page, at)
             at = heading.start() if heading else at
-            chapters[at] = title
+            chapters[at] = title, level
         if page:
             chapter = chapters.pop(0, chapter)
-            marks.append(Mark(start, index + 1, chapter))
+            marks.append(Mark(start, index + 1, *chapter, document_title))
             for at, chapter in chapters.items():
-                marks.append(Mark(start + at, index + 1, chapter))
+                marks.append(Mark(start + at, index + 1, *chapter, document_title))
             parts.append(page + "\n\n")
             start += len(parts[-1])
         elif chapters:

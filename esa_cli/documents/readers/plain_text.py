@@ -1,4 +1,4 @@
-"""Reads plain text, source code and Markdown, and decodes bytes to characters.
+"""Reads plain text and source code, and decodes bytes to characters.
 
 A byte order mark says the encoding; without such a mark, UTF-8 is tried first, then Windows-1252,
 Cyrillic and East Asian encodings if the bytes leave no doubt. Other text is refused.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import codecs
 import re
 import string
-from collections.abc import Iterator
 from contextlib import suppress
 
-from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, label_document
 from esa_cli.errors import DocumentError
 
 _MARKS = (
@@ -78,13 +77,6 @@ def read_plain_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code; only line endings change."""
     text, encoding = decode_text_with_lf(data, name)
     return ExtractedText(text, encoding=encoding)
-
-
-def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown, in which only line endings change; headings are chapters."""
-    text, encoding = decode_text_with_lf(data, name)
-    marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
-    return ExtractedText(text, marks, encoding=encoding)
 
 
 def decode_text_with_lf(data: bytes, name: str) -> tuple[str, str]:
@@ -182,43 +174,3 @@ def _guess_utf16_encoding(data: bytes) -> str:
     if half > 1 and odd > 0.7 * half and even == 0:
         return "utf-16le"
     return "utf-16be" if half > 1 and even > 0.7 * half and odd == 0 else ""
-
-
-_HEADING_LINE = re.compile(
-    r"^ {0,3}(?:(?P<fence>```+(?=[^`\n]*$)|~~~+).*"
-    r"|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
-    re.MULTILINE,
-)
-"""A line that may be a heading, underline the one above it, or fence code."""
-_NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
-_SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
-
-
-def find_headings(markdown: str) -> Iterator[tuple[int, str]]:
-    """Yields the start and the words of every heading of a Markdown text."""
-    settings = _SETTINGS_END.search(markdown, 4) if markdown.startswith("---\n") else None
-    fence, after = "", settings.end() + 1 if settings else 0
-    for found in _HEADING_LINE.finditer(markdown, after):
-        if fence:
-            line = found[0].strip()
-            if line.startswith(fence) and not line.strip(fence[0]):
-                fence, after = "", found.end() + 1
-        elif found["fence"]:
-            fence = found["fence"]
-        elif found["line"]:
-            # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
-            start = markdown.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
-            above = markdown[start : max(start, found.start() - 1)]
-            if not _NO_TITLE.match(above):
-                yield start, above.strip()
-            after = found.end() + 1
-        elif title := _strip_closing_hashes(found["title"]):
-            yield found.start(), title
-            after = found.end() + 1
-
-
-def _strip_closing_hashes(heading: str) -> str:
-    """Returns a heading's words without the # characters that may close the heading."""
-    heading = heading.strip(" \t")
-    words = heading.rstrip("#")
-    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else heading

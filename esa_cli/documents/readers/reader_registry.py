@@ -74,7 +74,7 @@ BUILT_IN = {
     for reader in (
         _TEXT,
         BuiltInReader("markdown", "Markdown", (".md", ".markdown", ".mdown", ".mkd"),
-                      "plain_text", "read_markdown", in_child=False),
+                      "markdown_reader", "read_markdown", in_child=False),
         BuiltInReader("html", "HTML", (".html", ".htm", ".xhtml"), "html_reader", "read_html"),
         BuiltInReader("pdf", "a PDF", (".pdf",), "pdf_reader", "read_pdf", True),
         BuiltInReader("docx", "a Word document", (".docx", ".docm", ".dotx"),

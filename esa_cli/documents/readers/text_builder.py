@@ -18,11 +18,15 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """Says to which page and chapter the text belongs from character `start` on."""
+    """Says to which page and chapter the text belongs from character `start` on, the level of
+    the chapter (1 is the highest), and the title and link of the document or item."""
 
     start: int
     page: int | None = None
     chapter: str | None = None
+    level: int | None = None
+    title: str | None = None
+    link: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,13 @@ class ExtractedText:
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    Callers set `page` and `chapter` before the first text of a page or chapter. `left_out` counts
-    omitted pictures, charts and other contents by their name in the plural."""
+    Callers set `page`, `chapter` and `level` before the first text of a page or chapter. `left_out`
+    counts omitted pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None
         self.chapter: str | None = None
+        self.level: int | None = None
         self.left_out = Counter[str]()
         self._parts: list[str] = []
         self._length = 0
@@ -90,22 +95,22 @@ class TextBuilder:
 
     def append_document(self, extracted: ExtractedText, name: str) -> None:
         """Appends the text of a document inside this document, whose `name` begins its chapters."""
-        page, chapter = self.page, self.chapter
+        page, chapter, level = self.page, self.chapter, self.level
         self.start_paragraph()
         marks = [*extracted.marks]
         if not marks or marks[0].start:
             marks.insert(0, Mark(0))
         ends = [mark.start for mark in marks[1:]] + [len(extracted.text.rstrip("\n"))]
         for mark, end in zip(marks, ends, strict=True):
-            self.page = mark.page
+            self.page, self.level = mark.page, mark.level
             self.chapter = f"{name}: {mark.chapter}" if mark.chapter else name
             self.add_exact_text(extracted.text[mark.start : end])
-        self.page, self.chapter = page, chapter
+        self.page, self.chapter, self.level = page, chapter, level
 
     def write_edge_lines(self, lines: Iterable[str]) -> None:
         """Writes the lines of headers and footers, each once, as a chapter of their own."""
         self.start_paragraph()
-        self.page, self.chapter = None, "Headers and footers"
+        self.page, self.chapter, self.level = None, "Headers and footers", 1
         for line in dict.fromkeys(" ".join(line.split()) for line in lines):
             self.end_line()
             self.flow(line)
@@ -121,7 +126,7 @@ class TextBuilder:
         self._length += len(gap)
         last = self._marks[-1] if self._marks else Mark(0)
         if (last.page, last.chapter) != (self.page, self.chapter):
-            self._marks.append(Mark(self._length, self.page, self.chapter))
+            self._marks.append(Mark(self._length, self.page, self.chapter, self.level))
         text = replace_unprintable(self._lead + text)
         self._parts += [gap, text] if gap else [text]
         self._length += len(text)

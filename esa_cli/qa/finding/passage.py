@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
 
+_PLACE = ("page", "line", "chapter", "title", "link")
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -17,6 +19,7 @@ class Passage:
 
     Args:
         document, source: the document's name and path. page, line: of the beginning, from 1.
+        title, link: of the document, or of the item in a collection.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         quote: characters [start, end) of the document that answer best.
@@ -37,15 +40,15 @@ class Passage:
     quote: tuple[int, int] | None = None
     probability: float | None = None
     late: tuple[float, ...] | None = None
+    title: str | None = None
+    link: str | None = None
 
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
         """Returns characters [start, end) of a document as a passage, with `other_fields` set."""
         at = document.place(start)
-        return cls(
-            document.name, document.source, at.page, at.line, at.chapter, start, end,
-            document.text[start:end], **other_fields,
-        )  # fmt: skip
+        given = {"start": start, "end": end, "text": document.text[start:end], **other_fields}
+        return cls(document.name, document.source, **at._asdict(), **given)
 
     def describe_place(self) -> str:
         """Describes where the passage is: the document, and what helps a person to find the passage
@@ -66,16 +69,22 @@ class Passage:
             parts = [f"{path}:{self.line}"]
         elif self.page is None and not self.chapter:
             parts.append(f"line {self.line:,}")
-        return ", ".join([*parts, *([self.chapter] if self.chapter else [])])
+        return ", ".join([*parts, *self.list_names()])
+
+    def list_names(self) -> list[str]:
+        """Returns the title of the passage's document, the chapter, and the link, if there are."""
+        is_titled = self.title and self.title.startswith(self.chapter or "")
+        names = self.title, None if is_titled else self.chapter, self.link
+        return [name for name in names if name]
 
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""
-        names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
+        names = ("document", "source", *_PLACE, "start", "end", "text")
         probability = None if self.probability is None else round(self.probability, 4)
         scores = {"score": round(self.score, 3), "probability": probability}
         return {name: getattr(self, name) for name in names} | scores
 
     def as_evidence(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage on which an answer rests."""
-        names = ("document", "page", "line", "chapter", "start", "end", "text", "weight")
+        names = ("document", *_PLACE, "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON, --answer."""
+"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
         "quotation", "sentences", "reader", "read", "certainty", "probability",
-        "missing_words",
+        "missing_words", "cut",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -114,7 +114,7 @@ def test_that_nothing_was_found_is_said_once(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnswerCombination, "get_certainty", lambda *given: "nothing")
-    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
+    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--set", "answer.form=span"]
     result = esa(*ask)
     assert result.out == f"{NOT_TOLD}\n"
     assert NOT_FOUND not in result.err

@@ -34,7 +34,7 @@ GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 LONG = " ".join(f"In year {year} the mill ground {year * 7} sacks." for year in range(150))
 QUESTION = "When does the gate open?"
-PASSAGE = {"document", "page", "line", "chapter", "start", "end", "text", "weight"}
+PASSAGE = {"document", "page", "line", "chapter", "title", "link", "start", "end", "text", "weight"}
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no such signals")
 

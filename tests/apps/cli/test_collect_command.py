@@ -41,8 +41,8 @@ def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     assert data["count"] == len(places)
     assert set(data["coverage"]) == {"passages", "chosen", "read"}
     assert set(places[0]) == {
-        "document", "source", "page", "line", "chapter", "start", "end", "text", "sentence",
-        "passage", "score", "probability", "log_odds", "answer",
+        "document", "source", "page", "line", "chapter", "title", "link", "start", "end", "text",
+        "sentence", "passage", "score", "probability", "log_odds", "answer",
     }  # fmt: skip
     for one in places:
         assert STORY[one["start"] : one["end"]] == one["text"]

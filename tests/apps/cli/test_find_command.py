@@ -73,8 +73,8 @@ def test_the_json_object(run: Esa) -> None:
     }  # fmt: skip
     (passage,) = data["passages"]
     assert set(passage) == {
-        "document", "source", "page", "line", "chapter", "start", "end", "text", "score",
-        "probability",
+        "document", "source", "page", "line", "chapter", "title", "link", "start", "end", "text",
+        "score", "probability",
     }  # fmt: skip
     assert GATE[passage["start"] : passage["end"]] == passage["text"]
     assert passage["probability"] > 0.1
@@ -149,3 +149,25 @@ def test_the_library_is_searched(run: Esa) -> None:
         "gate.txt": False, "boat.txt": True,
     }  # fmt: skip
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
+
+
+def test_a_note_has_its_title_and_link_also_from_the_library(
+    run: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the front matter says is found, and the library keeps title and link."""
+    link = "zotero://select/library/items/ABCD2345"
+    note = f"---\ntitle: On gates\naliases: [Portals]\nzotero: {link}\n---\n{GATE}\n"
+    Path("gate.md").write_text(note, "utf-8")
+    (first, *_) = run("find", "gate.md", WORDS).out.splitlines()
+    assert first.startswith("gate.md:")
+    assert f"  On gates, {link}, characters " in first
+    assert run("ingest", "gate.md").code == 0
+    for source in ("gate.md", "--library"):
+        found = run("find", source, WORDS, "--json").data["passages"][0]
+        assert (found["title"], found["link"], found["chapter"]) == ("On gates", link, "On gates")
+    assert run("library", "copy", "library", "one.tar").code == 0
+    monkeypatch.setenv("ESA_LIBRARY", str(Path("other").absolute()))
+    assert run("library", "copy", "one.tar", "library").code == 0
+    assert run("find", "--library", WORDS, "--json").data["passages"][0]["link"] == link
+    aliases = run("find", "gate.md", "portals", "--all", "--json").data["passages"]
+    assert any("aliases: Portals;" in one["text"] for one in aliases)

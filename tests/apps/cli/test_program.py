@@ -56,7 +56,7 @@ def test_the_reference_is_that_of_the_help() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("ask a Q --answer span --dtype int8", "ask a Q --answer span --set dtype=int8"),
+        ("ask a Q --top 2 --dtype int8", "ask a Q --top 2 --set dtype=int8"),
         ("chat a --plugin=a.py --cache disk", "chat a --set plugin=a.py --set cache=disk"),
         ("methods --plugin a.py", "methods --plugin a.py"),
         ("ask a Q -- --evidence", "ask a Q -- --evidence"),

@@ -131,7 +131,6 @@ def test_our_own_server_reads_for_another(
     ("more", "code"),
     [
         (["--reader-model", "large"], 2),
-        (["--reader", "tiny-random", "--answer", "span"], 2),
         (["--reader", "tiny-random", "--method", "infllm"], 2),
         (["--reader", "tiny-random", "--set", "answer.from=rows"], 2),
         (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "nan"], 2),

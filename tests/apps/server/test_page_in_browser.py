@@ -325,7 +325,7 @@ def test_a_dropped_document(visits: Visits) -> None:
     page.click("#keep-session")
     page.wait_for_selector("#adding-failures li")
     assert "bad.txt is empty" in page.inner_text("#adding-failures")
-    assert names_and_ticks(page, 0) == [("loom.txt", True)]
+    until(lambda: names_and_ticks(page, 0) == [("loom.txt", True)])
     assert page.inner_text("#about") == "About loom.txt"
     tab.ask("Where does the loom stand?")
     page.wait_for_selector(".passage")

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from live_server import LiveServer
 
-from esa_cli.apps.server.stop_sequences import StoppedText
+from esa_cli.apps.server.wire import StoppedText
 from esa_cli.qa.answering.reply import CheckedSentence, Quotation, Reply
 
 TEXTS = st.text(alphabet="abc", max_size=30)

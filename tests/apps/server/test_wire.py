@@ -27,7 +27,7 @@ def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
         f"book{n}.txt" for n in range(3)
     ]
     assert set(choice.message.evidence[0]) == {
-        "document", "page", "line", "chapter", "start", "end", "text", "weight",
+        "document", "page", "line", "chapter", "title", "link", "start", "end", "text", "weight",
     }  # fmt: skip
     message = choice.message
     assert (message.found, message.answered_from, message.quotation) == (True, "rows", None)

@@ -1,7 +1,6 @@
 """The command `esa ask`, which answers a question about documents.
 
-Errors that can be found without the model are reported before the model is loaded.
-"""
+Errors that can be found without the model are reported before the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -70,18 +69,10 @@ class AskCommandOptions(options.DocumentSearchOptions):
         option("--report FILE", "Write an HTML page with the documents and the answer's passages."),
     ] = None
     method: options.Method = None
-    form: Annotated[
-        Literal["auto", "span"] | None,
-        option(
-            "--answer auto|span",
-            "Whether questions that ask for more, such as a summary, get a quotation (span), too.",
-        ),
-    ] = None
     thorough: Annotated[
         bool,
         option("--thorough", "Read 32 passages, not 12: slower; finds more, mostly for --reader."),
     ] = False
-
     verbose: options.Verbose = False
 
     def choose_passage_count(self) -> int:
@@ -94,9 +85,8 @@ def ask(
     arguments: Arguments = None,
     *,
     opts: AskCommandOptions,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
 ) -> None:
     """Answer a question about documents of any length.
 
@@ -116,38 +106,33 @@ def ask(
         if talk.turns:
             about = ", ".join([*talk.documents, *["the library"] * talk.library])
             reporter.show_note(f"esa: about {about}, after: {talk.turns[-1].question}")
-        arguments_of_esa = generation_options.make_esa_ask_arguments()
-        run = AskCommandRun(question, talk, opts, arguments_of_esa, reporter)
+        generation = generation_options.make_esa_ask_arguments()
+        run = AskCommandRun(question, talk, opts, generation, reporter)
         stack.callback(run.log_answer)
-        run.open_model_and_documents(talk.documents, model, reader_options, stack)
+        run.open_model_and_documents(talk.documents, model, stack)
         run.answer_question()
 
 
+@dataclass
 class AskCommandRun:
     """One run of the command `esa ask`, with the question, the documents and the model."""
 
-    esa: Esa
-    documents: DocumentOpener
-    books: Sequence[Book]
-    reads_later: bool
+    question: str
+    talk: LoggedConversation
+    opts: AskCommandOptions
+    generation: dict[str, Any]
+    reporter: Reporter
+    esa: Esa = field(init=False)
+    documents: DocumentOpener = field(init=False)
+    books: Sequence[Book] = field(init=False)
+    reads_later: bool = field(init=False)
     """Whether the model reads new documents only after a first answer."""
-
-    def __init__(
-        self, question: str, talk: LoggedConversation, opts: AskCommandOptions,
-        generation: dict[str, Any], reporter: Reporter,
-    ) -> None:  # fmt: skip
-        self.question, self.opts, self.generation = question, opts, generation
-        self.talk, self.reporter = talk, reporter
-        self._last_reply: Reply | None = None
-        self.started = [time.perf_counter()]
-        """The times at which loading, opening and answering began, and the time of the answer."""
+    started: list[float] = field(default_factory=lambda: [time.perf_counter()])
+    """The times at which loading, opening and answering began, and the time of the answer."""
+    last_reply: Reply | None = None
 
     def open_model_and_documents(
-        self,
-        document_names: Sequence[str],
-        model: options.ModelOptions,
-        reader_options: options.AnswerModelOptions,
-        stack: ExitStack,
+        self, document_names: Sequence[str], model: options.AnswerModelOptions, stack: ExitStack
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
@@ -159,13 +144,13 @@ class AskCommandRun:
 
         opts, reporter = self.opts, self.reporter
         files, library = find_files(document_names), Library()
-        chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
+        chosen = model.load_preset(later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := find_model_folder(chosen.model)) is not None:
             begin_loading_standalone_tokenizer(folder)
-        reader = reader_options.choose_model()
+        reader = model.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = DocumentOpener(
             files, library, reporter, stack, limit=limit, in_library=opts.library, keep=opts.keep
@@ -198,9 +183,8 @@ class AskCommandRun:
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
         open_file = None if needs_kv_cache else open_book
-        self.documents.set_opening_functions(books, esa.stored, open_file)
-        questions = [*(turn.question for turn in self.talk.turns[-1:]), self.question]
-        self.books = self.documents.open_documents("\n".join(questions))
+        searched = "\n".join([*(turn.question for turn in self.talk.turns[-1:]), self.question])
+        self.books = self.documents.open_documents(searched, books, esa.stored, open_file)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
@@ -221,7 +205,7 @@ class AskCommandRun:
 
     def _ingest_documents_and_ask_again(self, first_reply: Reply) -> Reply:
         """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
-        opts, reporter, books = self.opts, self.reporter, self.books
+        reporter, books = self.reporter, self.books
         unread = shorten_name_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
             f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
@@ -243,13 +227,17 @@ class AskCommandRun:
             reporter.show_note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            answer_output.print_answer_and_passages(
-                reply, opts.choose_passage_count(), reporter, asked=self._name_asked_documents()
-            )
+            self._print_answer(reply)
         return reply
 
-    def _name_asked_documents(self) -> str:
-        return "The opened documents" if self.documents.searched else "The documents"
+    def _print_answer(
+        self, reply: Reply, notes: Sequence[str] = (), is_printed: bool = False
+    ) -> None:
+        asked = "The opened documents" if self.documents.searched else "The documents"
+        answer_output.print_answer_and_passages(
+            reply, self.opts.choose_passage_count(), self.reporter,
+            notes=notes, is_printed=is_printed, asked=asked,
+        )  # fmt: skip
 
     def _ask_question(self, streams_answer: bool) -> Reply:
         from esa_cli.qa.reading.reader import MAX_PASSAGES
@@ -267,16 +255,11 @@ class AskCommandRun:
                 reporter.start_progress("reading", "passages"),
                 lambda done, total: reporter.show_spinner("answering") if done == total else None,
             )
-        reply = self._last_reply = self.talk.ask(
-            self.esa,
-            self.question,
-            self.books,
-            evidence=max(opts.choose_passage_count(), least),
-            on_text=printer,
-            thorough=opts.thorough,
-            progress=progress,
-            **self.generation,
-        )
+        reply = self.last_reply = self.talk.ask(
+            self.esa, self.question, self.books,
+            evidence=max(opts.choose_passage_count(), least), on_text=printer,
+            thorough=opts.thorough, progress=progress, **self.generation,
+        )  # fmt: skip
         reporter.clear_spinner()
         if streams:
             print(flush=True)
@@ -289,16 +272,13 @@ class AskCommandRun:
                     f"The documents are in {' and '.join(reply.foreign_languages)}; the finder was "
                     "trained on English: another --finder and --reader may answer better."
                 )
-            answer_output.print_answer_and_passages(
-                reply, opts.choose_passage_count(), reporter,
-                notes=notes, is_printed=streams, asked=self._name_asked_documents(),
-            )  # fmt: skip
+            self._print_answer(reply, notes, is_printed=streams)
         return reply
 
     def log_answer(self) -> None:
         """Appends the last answer to the user's log."""
-        if self._last_reply is not None:
-            self.talk.append(self.question, self._last_reply, self.esa, self.reporter.show_note)
+        if self.last_reply is not None:
+            self.talk.append(self.question, self.last_reply, self.esa, self.reporter.show_note)
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:

@@ -3,9 +3,7 @@
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
 The field `documents` names files, folders and patterns, relative to the folder of the questions
-file. A question without `documents` is asked about the documents of the command line. Questions
-about the same documents are asked together.
-"""
+file. Questions about the same documents are asked together."""
 
 from __future__ import annotations
 
@@ -69,9 +67,8 @@ def batch(
     method: options.Method = None,
     *,
     shards: options.QuestionShardOptions,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -82,14 +79,14 @@ def batch(
     from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.qa.opening import choose_answer_source
 
-    chosen = reader_options.load_preset(model, method)
+    chosen = model.load_preset(method)
     asking = {**generation_options.make_esa_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_model(), shards.check_files_and_parse_shard(out)
+    reader, shard = model.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **reader_options.make_cache_key_fields(), "preset": settings}
+        answer_settings = {**asking, **model.make_cache_key_fields(), "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:
@@ -106,9 +103,9 @@ def batch(
                 progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
                     answer_batch_questions(
-                        esa, asked, answers, asking, limit=end,
-                        progress=lambda: progress(next(numbers), end - before),
-                        warn=lambda text: reporter.warn(f"esa: {text}"),
+                        esa, asked[:end], answers, asking,
+                        lambda: progress(next(numbers), end - before),
+                        lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
         reporter.clear_spinner()
         seconds = time.monotonic() - started
@@ -151,8 +148,8 @@ def _load_batch_questions(
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """A question of the questions file. The field `key` joins two digests, one of the question with
-    its settings, and one of its documents."""
+    """A question of the questions file; `key` joins digests of question and settings, and of the
+    documents, and `fault` says why the question cannot be asked, or is empty."""
 
     line: int
     id: Any
@@ -161,7 +158,6 @@ class BatchQuestion:
     files: InputFiles
     key: str
     fault: str = ""
-    """Why the question cannot be asked; the empty text if it can be asked."""
 
 
 def read_questions_file(
@@ -248,15 +244,11 @@ def _compute_file_digest(path: str) -> str:
         return ""
 
 
-QuestionGroup = list[tuple[int, BatchQuestion]]
-"""Questions about the same documents, each with its index in the questions file."""
-
-
 def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
-) -> list[QuestionGroup]:
-    """Groups questions by their documents, and drops those whose index `is_wanted` rejects."""
-    by_documents: dict[InputFiles, QuestionGroup] = {}
+) -> list[list[tuple[int, BatchQuestion]]]:
+    """Groups questions by their documents, each with its index, which `is_wanted` must accept."""
+    by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
             by_documents.setdefault(question.files, []).append((index, question))
@@ -296,60 +288,39 @@ def answer_batch_questions(
     questions: Sequence[BatchQuestion],
     answers: AnswersFile,
     ask_arguments: Mapping[str, Any],
-    *,
-    limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers the first `limit` questions, except those with a row in the answers file. Calls
-    `progress` after each answer, and `warn` for each file that cannot be read. Raises
-    ResourceError, DocumentError: the answers cannot be written."""
-    end = len(questions) if limit is None else limit
-
-    def add_answer_row(question_index: int, row: dict[str, Any]) -> None:
-        answers.add_row(question_index, row)
-        progress()
-
-    open_documents = OpenDocumentCache(esa)
-    for group in group_questions_by_documents(
-        questions, lambda index: index < end and not answers.has_row(index)
-    ):
-        _answer_question_group(esa, group, open_documents, ask_arguments, add_answer_row, warn)
-
-
-def _answer_question_group(
-    esa: Esa,
-    group: QuestionGroup,
-    open_documents: OpenDocumentCache,
-    ask_arguments: Mapping[str, Any],
-    add_answer_row: Callable[[int, dict[str, Any]], None],
-    warn: Callable[[str], None],
-) -> None:
-    files, refusal = group[0][1].files, None
-    books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
-    open_documents.needed = files.paths
-    try:
-        gathered = gather_documents(files, open_documents.read_document).remove_repeated_texts()
-        left_out = gathered.left_out
-        books = [open_documents.open_document(document) for document in gathered.documents]
-        for file in left_out[len(files.left_out) :]:
-            warn(file.message)
-    except EsaError as error:
-        refusal = error
-    for index, question in group:
-        names = list(question.documents)
-        row = {"id": question.id, "question": question.question, "documents": names}
+    """Answers the questions without a row in the answers file; `warn` is called for each file that
+    cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
+    cache = OpenDocumentCache(esa)
+    for group in group_questions_by_documents(questions, lambda index: not answers.has_row(index)):
+        files, refusal = group[0][1].files, None
+        books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
+        cache.needed = files.paths
         try:
-            if question.fault:
-                raise DocumentError(f"line {question.line}: {question.fault}")
-            if refusal is not None:
-                raise refusal
-            reply = esa.ask(question.question, books, **ask_arguments)
-            lists = {
-                "missing": describe_unextracted_parts(books),
-                "left_out": [file.to_dict() for file in left_out],
-            }
-            row |= reply.to_json() | {name: value for name, value in lists.items() if value}
+            gathered = gather_documents(files, cache.read_document).remove_repeated_texts()
+            left_out = gathered.left_out
+            books = [cache.open_document(document) for document in gathered.documents]
+            for file in left_out[len(files.left_out) :]:
+                warn(file.message)
         except EsaError as error:
-            row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
-        add_answer_row(index, {**row, "key": question.key})
+            refusal = error
+        lists = {
+            "missing": describe_unextracted_parts(books),
+            "left_out": [file.to_dict() for file in left_out],
+        }
+        for index, question in group:
+            names = list(question.documents)
+            row = {"id": question.id, "question": question.question, "documents": names}
+            try:
+                if question.fault:
+                    raise DocumentError(f"line {question.line}: {question.fault}")
+                if refusal is not None:
+                    raise refusal
+                reply = esa.ask(question.question, books, **ask_arguments)
+                row |= reply.to_json() | {name: value for name, value in lists.items() if value}
+            except EsaError as error:
+                row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
+            answers.add_row(index, {**row, "key": question.key})
+            progress()

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,9 +61,8 @@ def chat(
     method: options.Method = None,
     top: Top = None,
     *,
-    model: options.ModelOptions,
+    model: options.AnswerModelOptions,
     generation_options: options.AnswerGenerationOptions,
-    reader_options: options.AnswerModelOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -77,8 +76,8 @@ def chat(
     if "-" in documents:
         wrong = "standard input (-) has the questions, and cannot be a document"
         raise UsageError(wrong, SAVE_INPUT)
-    chosen = reader_options.load_preset(model, method)
-    reader, shown = (reader_options.choose_model(), answer_output.choose_passage_count(top, quiet))
+    chosen = model.load_preset(method)
+    reader, shown = (model.choose_reader(), answer_output.choose_passage_count(top, quiet))
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Reporter(quiet, verbose) as reporter:
         reporter.hold_warnings()
@@ -107,12 +106,12 @@ def chat(
 
 
 class AnswerStoppedError(Exception):
-    """Raised by the callback that receives the text of an answer, to stop the answer."""
+    """A person has stopped the answer whose next piece of text has come."""
 
 
 class DocumentChat:
-    """Answers questions, with earlier questions and answers as their history, and runs commands.
-    If it is `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
+    """Answers questions with the earlier ones as their history, and runs slash commands. If it is
+    `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
 
     def __init__(
         self,
@@ -133,34 +132,8 @@ class DocumentChat:
         self.talk = LoggedConversation(names)
         self.failed = 0
         """How many lines ended in an error."""
-        self._must_stop = False
         self._has_hinted = False
         self._saved: set[Path] = set()
-
-    def stop_answer(self) -> None:
-        """Stops the current answer before its next piece of text. A signal handler may call it."""
-        self._must_stop = True
-
-    def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
-        """Returns the answer to a question, or None if the answer was stopped. Earlier questions
-        are left out, oldest first, if they do not fit into the model's window. Raises EsaError."""
-        self._must_stop = False
-
-        def print_text_unless_stopped(answer_piece: str) -> None:
-            if self._must_stop:
-                raise AnswerStoppedError
-            on_text(answer_piece)
-
-        try:
-            reply = self.talk.ask(
-                self.esa, question, self.books, on_text=print_text_unless_stopped,
-                **self.ask_arguments,
-            )  # fmt: skip
-        except AnswerStoppedError:
-            return None
-        self.talk.append(question, reply, self.esa, self.reporter.show_note)
-        self.record.append((question, reply))
-        return reply
 
     def answer_question_or_run_command(self, line: Line) -> bool:
         """Answers a question or runs a slash command; returns False for the command /quit."""
@@ -186,15 +159,30 @@ class DocumentChat:
         return True
 
     def _ask_and_print_answer(self, question: str) -> None:
-        forgotten = self.talk.forgotten
+        """Answers without the oldest questions that do not fit into the model's window."""
+        forgotten, presses = self.talk.forgotten, list[int]()
         stream = answer_output.AnswerPrinter(sys.stdout, self.reporter)
         streams = answer_output.writes_answer_in_pieces(self.esa)
+        reply: Reply | None = None
+
+        def print_piece_unless_stopped(answer_piece: str) -> None:
+            if presses:
+                raise AnswerStoppedError
+            if streams:
+                stream(answer_piece)
+
         if self.reporter.live and not self.stoppable:  # nobody has typed the question here
             self.reporter.show_note(f"> {question}", dim=False)
         self.reporter.show_spinner("answering")
         try:
-            with _stop_answer_at_ctrl_c(self.stop_answer) if self.stoppable else nullcontext():
-                reply = self.ask_question(question, stream if streams else lambda piece: None)
+            with (
+                suppress(AnswerStoppedError),
+                _note_first_ctrl_c(presses) if self.stoppable else nullcontext(),
+            ):
+                reply = self.talk.ask(
+                    self.esa, question, self.books, on_text=print_piece_unless_stopped,
+                    **self.ask_arguments,
+                )  # fmt: skip
         finally:
             self.reporter.clear_spinner()
             if stream.has_text:
@@ -202,6 +190,8 @@ class DocumentChat:
         if reply is None:
             self.reporter.show_note("  stopped")
             return
+        self.talk.append(question, reply, self.esa, self.reporter.show_note)
+        self.record.append((question, reply))
         has_grown = self.talk.forgotten > forgotten == 0
         notes = ["The conversation has grown long: the oldest questions are left out."] * has_grown
         answer_output.print_answer_and_passages(
@@ -250,15 +240,15 @@ class DocumentChat:
 
 
 @contextmanager
-def _stop_answer_at_ctrl_c(stop_answer: Callable[[], None]) -> Iterator[None]:
-    """A context manager in which the first Ctrl-C only calls `stop_answer`."""
+def _note_first_ctrl_c(presses: list[int]) -> Iterator[None]:
+    """A context manager in which the first Ctrl-C only adds its signal to `presses`."""
     before = signal.getsignal(signal.SIGINT)
 
-    def stop_answer_at_first_ctrl_c(signal_number: int, frame: Any) -> None:
+    def note_and_restore(signal_number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
-        stop_answer()
+        presses.append(signal_number)
 
-    signal.signal(signal.SIGINT, stop_answer_at_first_ctrl_c)
+    signal.signal(signal.SIGINT, note_and_restore)
     try:
         yield
     finally:

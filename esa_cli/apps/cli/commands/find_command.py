@@ -1,7 +1,6 @@
 """The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
-`esa find` loads the model only if a document has a token index, and otherwise uses BM25 alone.
-"""
+`esa find` loads the model only if a document has a token index, and otherwise uses BM25 alone."""
 
 from __future__ import annotations
 
@@ -168,8 +167,10 @@ def find(
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_model, ingests_new=reads)
         named = [finder.open_document(document) for document in documents.gathered.documents]
-        documents.set_opening_functions(named, finder.open_stored_document, finder.open_document)
-        books = documents.open_documents(question, all_that_match=opts.is_word_search)
+        books = documents.open_documents(
+            question, named, finder.open_stored_document, finder.open_document,
+            all_that_match=opts.is_word_search,
+        )  # fmt: skip
         reporter.show_spinner("searching")
         passages = _find_passages(finder, question, books, opts, reporter)
         reporter.clear_spinner()
@@ -233,8 +234,7 @@ def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, An
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
-        file = files.setdefault(one.document, {**facts, "passages": 0})
-        file["passages"] += 1
+        files.setdefault(one.document, {**facts, "passages": 0})["passages"] += 1
     return list(files.values())
 
 
@@ -252,7 +252,7 @@ def print_passages_with_marked_words(passages: Sequence[Passage], question: str)
     console = terminal.make_rich_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.make_printable_line(passage.chapter)] if passage.chapter else []
+        details += map(terminal.make_printable_line, passage.list_names())
         probability = f"probability {passage.probability or 0.0:.2f}"
         details += [f"characters {passage.start}-{passage.end}", probability]
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
@@ -328,8 +328,7 @@ def collect(
     ] = None,
     *,
     opts: CollectCommandOptions,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
+    model: options.AnswerModelOptions,
 ) -> None:
     """Collect every place in documents that answers a question.
 
@@ -346,14 +345,14 @@ def collect(
     if opts.out is not None:
         refuse_other_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        chosen = reader_options.load_preset(model).alter_answer_settings(source="text")
+        chosen = model.load_preset().alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
                 "either leave out --least, or leave out --model and --reader",
             )
         check_adapter_and_finder_exist(chosen.answer)
-        files, library, reader = find_files(names), Library(), reader_options.choose_model()
+        files, library, reader = find_files(names), Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
         documents = DocumentOpener(
             files, library, reporter, stack, limit=None, in_library=opts.library
@@ -363,8 +362,7 @@ def collect(
         )
         open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
-        documents.set_opening_functions(named, esa.stored, open_book)
-        books = documents.open_documents(question)
+        books = documents.open_documents(question, named, esa.stored, open_book)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
@@ -372,7 +370,7 @@ def collect(
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **opts.make_esa_collect_arguments(),
-            **reader_options.make_cache_key_fields(),
+            **model.make_cache_key_fields(),
         }
         key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
@@ -468,10 +466,10 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
         for place in places:
             print(terminal.format_json(place.to_json()))
     else:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(FIELDS)
+        writer = csv.DictWriter(sys.stdout, FIELDS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
         for row in (place.to_json() for place in places):
-            writer.writerow(
-                "" if row[name] is None else terminal.strip_control_chars(str(row[name]))
-                for name in FIELDS
-            )
+            clean = {
+                k: terminal.strip_control_chars(str(v)) for k, v in row.items() if v is not None
+            }
+            writer.writerow(clean)

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -118,7 +120,8 @@ def ingest(
 
         if follows:
             loader = None if words else load_model
-            _update_library_from_folders(documents, loader, watch, prune, yes, reporter, as_json)
+            updater = FolderUpdater(Library(), loader, reporter, prune, yes)
+            _update_library_from_folders(documents, updater, watch, as_json)
         else:
             _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
@@ -166,30 +169,19 @@ def _ingest_and_print_documents(
 
 
 def _update_library_from_folders(
-    folders: Sequence[str],
-    load_model: Callable[[], Esa] | None,
-    watch: bool,
-    prune: bool,
-    prune_if_empty: bool,
-    reporter: terminal.Reporter,
-    as_json: bool,
+    folders: Sequence[str], updater: FolderUpdater, watch: bool, as_json: bool
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
     from esa_cli.system.files import iterate_at_poll_intervals
 
-    library = Library()
-    reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
+    checked = [check_indexable_folder(name, updater.library) for name in folders]
     failed = dict[str, bool]()
 
-    def update_library_and_print_changes(folder: str, is_first_update: bool) -> None:
-        result = update_library_from_folder(
-            folder, library, load_model, reporter,
-            prune=prune, prune_if_empty=prune_if_empty and is_first_update,
-            reported_files=reported_files[folder], is_first=is_first_update,
-        )  # fmt: skip
+    def update_library_and_print_changes(folder: str, is_first: bool) -> None:
+        result = updater.update_library(folder, is_first)
         failed[folder] = bool(result["failed"])
-        if not is_first_update and not any(result[key] for key in CHANGES):
+        if not is_first and not any(result[key] for key in CHANGES):
             return
         if as_json:
             print(terminal.format_json(result), flush=True)
@@ -204,89 +196,91 @@ def _update_library_from_folders(
         seconds = format_duration(result["seconds"])
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
-    for folder in reported_files:
-        update_library_and_print_changes(folder, is_first_update=True)
+    for folder in checked:
+        update_library_and_print_changes(folder, is_first=True)
     if watch:
-        reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
+        updater.reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in iterate_at_poll_intervals():
             time.sleep(SETTLE_S)
-            for folder in reported_files:
-                update_library_and_print_changes(folder, is_first_update=False)
+            for folder in checked:
+                update_library_and_print_changes(folder, is_first=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
 
-def update_library_from_folder(
-    folder: str,
-    library: Library,
-    load_model: Callable[[], Esa] | None,
-    reporter: terminal.Reporter,
-    *,
-    prune: bool,
-    prune_if_empty: bool,
-    reported_files: set[FileRecord],
-    is_first: bool,
-) -> dict[str, Any]:
-    """Updates the library with the files in a folder, and returns what changed as a JSON object.
+@dataclass
+class FolderUpdater:
+    """Updates the library with the files in folders.
 
     Args:
         load_model: returns the model that ingests the files; None: only words are indexed.
-        prune_if_empty: whether to prune even if no document is left in the folder.
-        reported_files: removed or unreadable files that were reported; the update changes the set.
+        prune_if_empty: whether to prune at first even if no document is left in a folder.
+        reported: the removed or unreadable files that were reported for each folder."""
 
-    Raises DocumentError, LibraryError, ResourceError."""
-    from esa_cli.qa.ingestion.library_texts import (
-        delete_removed_file_records,
-        find_outdated_entries,
-        sync_folder,
-    )
+    library: Library
+    load_model: Callable[[], Esa] | None
+    reporter: terminal.Reporter
+    prune: bool
+    prune_if_empty: bool
+    reported: defaultdict[str, set[FileRecord]] = field(default_factory=lambda: defaultdict(set))
 
-    started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
-    if is_first:
-        progress = reporter.start_progress(f"files of {folder}", "files")
-    with library.open_catalogue() as catalogue:
-        state = sync_folder(
-            catalogue, folder, prune=prune, prune_if_empty=prune_if_empty, progress=progress
-        )
-    reporter.clear_spinner()
-    changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
-    known = library.list_text_digests() if load_model else set()
-    for record in changes.readable_records if load_model else ():
-        if record.digest in known:
-            continue
-        known.add(record.digest)
-        try:
-            if load_model and (entry := load_model().ingest(record.path).entry):
-                read.append(entry.id)
-        except DiskError:
-            raise
-        except (DocumentError, ResourceError) as error:
-            failed.append(record._replace(why=error.message, hint=error.hint))
-    for record in failed:
-        if record not in reported_files:
-            reporter.warn_document_left_out(record.why, record.hint)
-    for left_out in state.left_out if is_first else ():
-        reporter.warn(f"esa: {left_out.message}")
-    removed = [record.path for record in state.removed if record not in reported_files]
-    reported_files.clear()
-    reported_files.update(failed, state.removed)
-    if prune:
+    def update_library(self, folder: str, is_first: bool) -> dict[str, Any]:
+        """Updates the library with the files in a folder, and returns what changed as a JSON
+        object. Raises DocumentError, LibraryError, ResourceError."""
+        from esa_cli.qa.ingestion import library_texts
+
+        library, load_model, reporter = self.library, self.load_model, self.reporter
+        reported_files = self.reported[folder]
+        started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
+        if is_first:
+            progress = reporter.start_progress(f"files of {folder}", "files")
         with library.open_catalogue() as catalogue:
-            entries = [entry for part in catalogue.list_present_and_former() for entry in part]
-            outdated = find_outdated_entries(catalogue, state, entries)
-        for entry in outdated:
-            library.remove(entry)
-        with library.open_catalogue() as catalogue:
-            delete_removed_file_records(catalogue, folder, state)
-    return {
-        "folder": folder,
-        "files": len(changes.records),
-        "added": [record.path for record in changes.added],
-        "changed": [record.path for record in changes.changed],
-        "removed": removed,
-        "failed": [{"source": record.path, "why": record.why} for record in failed],
-        "left_out": [file.to_dict() for file in state.left_out],
-        "read": read,
-        "pruned": [entry.id for entry in outdated],
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+            state = library_texts.sync_folder(
+                catalogue,
+                folder,
+                prune=self.prune,
+                prune_if_empty=self.prune_if_empty and is_first,
+                progress=progress,
+            )
+        reporter.clear_spinner()
+        changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
+        known = library.list_text_digests() if load_model else set()
+        for record in changes.readable_records if load_model else ():
+            if record.digest in known:
+                continue
+            known.add(record.digest)
+            try:
+                if load_model and (entry := load_model().ingest(record.path).entry):
+                    read.append(entry.id)
+            except DiskError:
+                raise
+            except (DocumentError, ResourceError) as error:
+                failed.append(record._replace(why=error.message, hint=error.hint))
+        for record in failed:
+            if record not in reported_files:
+                reporter.warn_document_left_out(record.why, record.hint)
+        for left_out in state.left_out if is_first else ():
+            reporter.warn(f"esa: {left_out.message}")
+        removed = [record.path for record in state.removed if record not in reported_files]
+        reported_files.clear()
+        reported_files.update(failed, state.removed)
+        if self.prune:
+            with library.open_catalogue() as catalogue:
+                entries = [entry for part in catalogue.list_present_and_former() for entry in part]
+                outdated = library_texts.find_outdated_entries(catalogue, state, entries)
+            for entry in outdated:
+                library.remove(entry)
+            with library.open_catalogue() as catalogue:
+                library_texts.delete_removed_file_records(catalogue, folder, state)
+        return {
+            "folder": folder,
+            "files": len(changes.records),
+            "added": [record.path for record in changes.added],
+            "changed": [record.path for record in changes.changed],
+            "removed": removed,
+            "failed": [{"source": record.path, "why": record.why} for record in failed],
+            "left_out": [file.to_dict() for file in state.left_out],
+            "read": read,
+            "pruned": [entry.id for entry in outdated],
+            "seconds": round(time.perf_counter() - started, 3),
+        }

@@ -138,7 +138,8 @@ def remove_documents(names_or_ids: Ids, is_confirmed: options.Yes = False) -> No
     entries += [one for one in stored.list_present_and_former().former if one.file_path in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
-    options.ask_to_confirm_removal("document", f"{listed} from the library", is_confirmed)
+    question = f"Remove {listed} from the library?"
+    options.ask_to_confirm("removing a document", question, is_confirmed)
     for entry in entries:
         freed = format_size(stored.remove(entry))
         print(f"removed {entry.id} ({_format_name_or_damage(entry)}), {freed} freed")

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli.commands.serve_command import (
-    Allow,
-    check_allowed_folders,
-    check_mcp_sdk_version,
-)
-from esa_cli.apps.cli.mcp_clients import CLIENTS, ServerList, make_server_entry
+from esa_cli.apps.cli.commands.serve_command import Allow, check_mcp_sdk_version
+from esa_cli.apps.cli.mcp_clients import CLIENTS, install_server_entry
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -42,8 +38,7 @@ def mcp(
     context: typer.Context,
     allow: Allow = None,
     yes: Annotated[bool, option("--yes -y", "Write the entry without asking.")] = False,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
+    model: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).
@@ -54,13 +49,12 @@ def mcp(
         print((files("esa_cli.apps.server") / "SKILL.md").read_text("utf-8"), end="")
         return
     check_mcp_sdk_version()
-    check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
+    chosen, reader = model.load_preset(), model.choose_reader()
     if action:
         if len(action) != 2 or action[0] != "install" or action[1] not in CLIENTS:
             wrong = f"`esa mcp` has no action {' '.join(action)}"
             raise UsageError(wrong, f"use `install` with one of {', '.join(CLIENTS)}, or `skill`")
-        install_server_entry(action[1], _list_given_options(context), is_confirmed=yes)
+        install_server_entry(action[1], _list_given_options(context), yes)
         return
     gc.enable()
     from esa_cli.apps.server import mcp_server
@@ -107,23 +101,3 @@ def _list_given_options(context: typer.Context) -> list[str]:
             shown = os.path.abspath(one) if is_path else str(one)
             words += [flag] if isinstance(one, bool) else [flag, shown]
     return words
-
-
-def install_server_entry(client: str, options_of_mcp: list[str], *, is_confirmed: bool) -> None:
-    """Shows the entry of `esa mcp` for a client, and writes it after a confirmation. Raises
-    UsageError: nobody can confirm, or the client's file cannot be changed."""
-    servers, entry = ServerList.find(client), make_server_entry(options_of_mcp)
-    changed = servers.add_entry(entry)
-    print(f"{servers.path}:\n{servers.format_entry(entry)}")
-    if changed is None:
-        print("the file has this entry already")
-        return
-    if servers.former_entry is not None:
-        print(f"in place of:\n{servers.format_entry(servers.former_entry)}")
-    if not is_confirmed:
-        if not sys.stdin.isatty():
-            raise UsageError(f"the change of {servers.path} must be confirmed", "add --yes")
-        if not typer.confirm("Write this entry?", err=True):
-            raise typer.Exit(1)
-    servers.write(changed)
-    print(f"written; {client} starts esa after its next start")

@@ -122,10 +122,10 @@ def remove_model(
     from esa_cli.models import delete_cached_model
     from esa_cli.qa.presets.preset_files import resolve_to_hub_id
 
-    what = f"{model_reference} from this machine"
+    question = f"Remove {model_reference} from this machine?"
     freed = delete_cached_model(
         resolve_to_hub_id(model_reference),
-        lambda: options.ask_to_confirm_removal("model", what, is_confirmed),
+        lambda: options.ask_to_confirm("removing a model", question, is_confirmed),
     )
     print(f"removed {model_reference}, {format_size(freed)} freed")
 

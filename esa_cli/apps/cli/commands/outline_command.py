@@ -26,8 +26,7 @@ def outline(
 ) -> None:
     """List the chapters of a document, or quote the central sentences of one.
 
-    esa outline book.txt 3
-    """
+    esa outline book.txt 3"""
     from esa_cli.documents.outline import find_sections, fold, parse_number
 
     name, *chapters = arguments

@@ -142,12 +142,10 @@ def _run_selftests(
         },
         "preset_settings": preset.model_dump(exclude={"name", "description"}),
     }
-    same = ("model", "settings", "preset_settings")
     journal = ResultsFile(
-        common.out, header, fixed_fields=same, key_fields=KEY,
-        describe_invalid_row=describe_invalid_row,
+        common.out, header, fixed_fields=("model", "settings", "preset_settings"), key_fields=KEY,
+        describe_invalid_row=describe_invalid_row, other_shards=common.join or (),
     )  # fmt: skip
-    journal.load_rows_of_other_shards(common.join or ())
     known = fetch_and_check_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
@@ -155,8 +153,6 @@ def _run_selftests(
     longest = max(lengths)
     presets = {name: set_method_to_compare(name, preset, longest) for name in settings.methods}
     known.check_methods_can_run(presets, longest)
-    if journal.rows:
-        reporter.show_note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
     def ask_missing_questions() -> bool:
         from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -353,21 +349,17 @@ def bench(
         "preset": chosen.name,
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
-    key, same = bench_run.KEY, ("benchmark", "settings")
     journal = ResultsFile(
-        common.out, header, fixed_fields=same, key_fields=key,
-        describe_invalid_row=bench_run.describe_invalid_row,
+        common.out, header, fixed_fields=("benchmark", "settings"), key_fields=bench_run.KEY,
+        describe_invalid_row=bench_run.describe_invalid_row, other_shards=common.join or (),
     )  # fmt: skip
-    journal.load_rows_of_other_shards(common.join or ())
-    if journal.rows:
-        reporter.show_note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.has_all_result_rows(journal, presets)
     known = fetch_and_check_model(chosen, place, reporter)
     known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
     left_out: list[dict[str, str]] = []
 
     def warn_of_too_long_question(case: QuestionToAsk, error: LengthError) -> None:
-        row = {name: case.fields[name] for name in key}
+        row = {name: case.fields[name] for name in bench_run.KEY}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)

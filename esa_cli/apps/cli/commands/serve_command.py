@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,15 +31,12 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 Allow = Annotated[
-    list[Path] | None, option("--allow DIR", "Let clients name files in this folder. Repeatable.")
-]
-
-
-def check_allowed_folders(folders: Sequence[Path]) -> None:
-    """Raises UsageError if a path of --allow is not a folder."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"--allow must be a folder, got {folder}", "name an existing folder")
+    list[Path] | None,
+    option(
+        "--allow DIR", "Let clients name files in this folder. Repeatable.",
+        exists=True, file_okay=False,
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class ServeCommandOptions:
 
     @contextmanager
     def open_access_log(self, reporter: Reporter) -> Iterator[Middleware | None]:
-        """Opens the file of --log, which only its owner may read, if it is new. Raises UsageError:
-        the file cannot be opened."""
+        """Opens the file of --log; only its owner may read a new one. Raises UsageError."""
         from starlette.middleware import Middleware
 
         from esa_cli.apps.server.access_log import AccessLogMiddleware
@@ -83,8 +80,8 @@ class ServeCommandOptions:
             yield None
             return
         try:
-            mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            file = os.fdopen(os.open(self.log, mode, 0o600), "a", encoding="utf-8")
+            private = partial(os.open, mode=0o600)
+            file = open(self.log, "a", encoding="utf-8", opener=private)  # noqa: SIM115
         except OSError as error:
             wrong = f"--log {self.log} cannot be written: {error.strerror}"
             raise UsageError(wrong, "name a file in a folder that you may write to") from error
@@ -93,19 +90,6 @@ class ServeCommandOptions:
                 AccessLogMiddleware, file=file, with_questions=self.log_questions,
                 warn=lambda line: reporter.warn(f"esa: {line}"),
             )  # fmt: skip
-
-    def check_access_options(self) -> None:
-        """Raises UsageError if --allow is not a folder, if the token is not one word, or if there
-        is no token although other machines can connect."""
-        check_allowed_folders(self.allow or ())
-        token = self.token
-        if token is None:
-            if not is_loopback_host(self.host):
-                wrong = f"--host {self.host} lets other machines connect, so a token is needed"
-                raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
-        elif not (token.isprintable() and token.isascii() and token.split() == [token]):
-            wrong = "the API token must be one word of printable ASCII"
-            raise UsageError(wrong, "choose another token")
 
 
 @options.make_typer_command
@@ -119,8 +103,7 @@ def serve(
     ] = None,
     *,
     opts: ServeCommandOptions,
-    model: options.ModelOptions,
-    reader_options: options.AnswerModelOptions,
+    model: options.AnswerModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a web page for questions, and an API like OpenAI's.
@@ -134,7 +117,7 @@ def serve(
     check_serve_options(opts)
     from esa_cli.apps.server import server_app
 
-    chosen, reader = reader_options.load_preset(model), reader_options.choose_model()
+    chosen, reader = model.load_preset(), model.choose_reader()
     server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
@@ -157,7 +140,15 @@ def check_serve_options(opts: ServeCommandOptions) -> None:
     if missing:
         hint = "run: pip install 'esa-cli[serve]'"
         raise UsageError(f"`esa serve` needs the packages {' and '.join(missing)}", hint)
-    opts.check_access_options()
+    token = opts.token
+    if token is None:
+        if not is_loopback_host(opts.host):
+            wrong = f"--host {opts.host} lets other machines connect, so a token is needed"
+            raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
+    elif not (token.isprintable() and token.isascii() and token.split() == [token]):
+        raise UsageError(
+            "the API token must be one word of printable ASCII", "choose another token"
+        )
     if opts.log_questions and opts.log is None:
         raise UsageError("--log-questions must be given with --log", "add --log FILE")
 

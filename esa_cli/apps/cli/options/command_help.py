@@ -11,7 +11,7 @@ from esa_cli.version import __version__
 
 PANELS = {
     "Documents": "library read keep shard join words watch prune allow haystack data from",
-    "Answer": "top all min least files answer thorough report method methods max-new-tokens "
+    "Answer": "top all min least files thorough report method methods max-new-tokens "
     "temperature seed count distinct retry-failed limit questions continue",
     "Model": "preset model reader finder device",
     "Output": "out format json quiet verbose long",

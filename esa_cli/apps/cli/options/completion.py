@@ -2,8 +2,7 @@
 
 As this module runs at each press of Tab, it imports nothing slow, and after an error it offers no
 completions. For a document whose name has spaces or special characters the document's id is
-offered, because the shell zsh evaluates completions as code.
-"""
+offered, because the shell zsh evaluates completions as code."""
 
 from __future__ import annotations
 

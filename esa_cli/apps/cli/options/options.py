@@ -1,8 +1,7 @@
 """The options that several commands share, alone or in groups.
 
 A group of options is a dataclass, whose annotated fields `make_typer_command` turns into options of
-a command.
-"""
+a command."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ import typer
 
 from esa_cli.apps.cli.options import completion, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.errors import UsageError
+from esa_cli.errors import NOT_FOUND, UsageError
 from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.progress import WorkShard
 
@@ -131,10 +130,8 @@ class ModelOptions:
     def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line, which
         override `settings` (texts KEY=VALUE), and with another method if `method` is not None.
-
-        Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
-        UsageError: there is no such method, the method needs the length of the documents, or
-        --finder is given although no passages are searched."""
+        Raises PluginError, PresetError, ModelError. UsageError: the method is unknown or needs the
+        length of the documents, or --finder is given although no passages are searched."""
         load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
         from esa_cli.qa.presets.preset import load_preset, replace_finder
@@ -210,8 +207,8 @@ class AnswerGenerationOptions:
 
 
 @dataclass(frozen=True)
-class AnswerModelOptions:
-    """The option --reader, which replaces the model that writes the answers."""
+class AnswerModelOptions(ModelOptions):
+    """The options of `ModelOptions`, and --reader, which replaces the model that writes answers."""
 
     reader: Annotated[
         str | None,
@@ -234,7 +231,7 @@ class AnswerModelOptions:
         """Returns the server's model in --reader, as a field of the key of stored answers."""
         return {} if self.reader is None else {"reader_model": self.split_address_and_model()[1]}
 
-    def choose_model(self) -> ReaderChoice | None:
+    def choose_reader(self) -> ReaderChoice | None:
         """Returns the model that --reader names, without loading the model; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
         address, model = self.split_address_and_model()
@@ -252,29 +249,19 @@ class AnswerModelOptions:
 
     def load_preset(
         self,
-        model: ModelOptions,
         method: str | None = None,
-        *,
-        answer_form: str | None = None,
+        settings: Sequence[str] = (),
         later_method: str | None = None,
     ) -> LoadedPreset:
-        """Loads the preset of `model` with the settings of --reader and of --answer, `answer_form`;
-        `later_method` is applied when the documents are known.
-
-        Raises UsageError: an option needs passages, but answers come from the KV cache."""
-        address = self.split_address_and_model()[0]
-        settings = [] if answer_form is None else [f"answer.form={json.dumps(answer_form)}"]
-        if address is not None:
-            settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
-        chosen = model.load_preset(method, settings)
-        name = f"--answer {answer_form}" if answer_form else f"--reader {self.reader}"
-        if answer_form is not None and chosen.answer.reader is not None:
-            hint = "either leave out --answer, or leave out --model and --reader"
-            wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
-            raise UsageError(wrong, hint)
-        if (answer_form or self.reader) and (later_method or chosen.answer.source == "rows"):
+        """Loads the preset with the settings of --reader, too; `later_method` is applied when the
+        documents are known. Raises UsageError: the answers of --reader need passages, but answers
+        come from the KV cache."""
+        if (address := self.split_address_and_model()[0]) is not None:
+            settings = [*settings, f"answer.reader={json.dumps(address)}", "answer.from=text"]
+        chosen = super().load_preset(method, settings)
+        if self.reader and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
-            wrong = f"{name} needs answers from passages, but {way} answers from the KV cache"
+            wrong = f"--reader needs answers from passages, but {way} answers from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         return chosen
 
@@ -286,16 +273,17 @@ class QuestionShardOptions:
     shard: Shard = None
     join: Annotated[
         list[Path] | None,
-        option("--join FILE", "Add the rows that another shard wrote to its --out. Repeatable."),
+        option(
+            "--join FILE",
+            "Add the rows that another shard wrote to its --out. Repeatable.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None
 
     def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
-        """Checks --join and the output file, and returns the shard of --shard. Raises
-        UsageError: --shard is not K/N, or one of the files is wrong."""
-        for path in self.join or ():
-            if not path.is_file():
-                hint = "name a file that another shard wrote with --out"
-                raise UsageError(f"--join must be a file, got {path}", hint)
+        """Checks the output file, and returns the shard of --shard. Raises UsageError: --shard is
+        not K/N, or the file is wrong."""
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
@@ -390,12 +378,12 @@ def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def ask_to_confirm_removal(removed_thing: str, removed_names: str, is_confirmed: bool) -> None:
-    """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
-    UsageError: there is no terminal. typer.Exit: the user says no."""
+def ask_to_confirm(action: str, question: str, is_confirmed: bool) -> None:
+    """Asks a question on the terminal before an action, unless `is_confirmed`. Raises UsageError:
+    there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {removed_thing} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {removed_names}?", err=True):
-        raise typer.Exit(1)
+        raise UsageError(f"{action} must be confirmed", "add --yes")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(NOT_FOUND)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from esa_cli.system.jsonl import ResultsFile
 
 WRITABLE = "name a file in a folder that you may write to"
-AllRowsExist = bool
 
 
 def check_output_file(
@@ -69,10 +68,13 @@ def describe_command_run() -> dict[str, str]:
 def complete_results_file(
     results: ResultsFile,
     reporter: Reporter,
-    add_missing_rows: Callable[[], AllRowsExist],
-    print_rows: Callable[[AllRowsExist], None],
+    add_missing_rows: Callable[[], bool],
+    print_rows: Callable[[bool], None],
 ) -> None:
-    """Adds rows to a file of results, and prints the rows, even after an error or Ctrl-C."""
+    """Adds rows to a file of results until `add_missing_rows` says whether all rows exist, which
+    `print_rows` is told. The rows are printed even after an error or Ctrl-C."""
+    if results.rows:
+        reporter.show_note(f"esa: {len(results.rows)} rows of an earlier run are kept")
     continues = f"; the same command with --out {results.path} continues" if results.path else ""
     try:
         with results:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.passage_output import print_passages, wrap_text
@@ -61,13 +60,9 @@ def print_answer_and_passages(
     is_printed: bool = False,
     asked: str = "The documents",
 ) -> None:
-    """Prints an answer, at most one line of notes on a terminal, and the passages. An uncertain
-    answer comes after the passages, whose marked words it repeats.
-
-    Args:
-        notes: sentences about the answer, most important first.
-        is_printed: whether the answer was printed while it was generated.
-        asked: the documents whose words are known, as the subject of a sentence."""
+    """Prints an answer, unless it `is_printed` already, `notes`, the most important first, on a
+    terminal in one line, and the passages. An uncertain answer comes after the passages, whose
+    marked words it repeats. `asked` is the subject of a sentence about the documents' words."""
     if reply.answered_from == "section":  # its text names the places
         passage_count = 0
     passages = choose_passages(reply, passage_count)
@@ -147,18 +142,10 @@ def make_answer_json(
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
     times = {**step_seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
-    sizes = ("initial", "selected", "local", "chunk")
+    sizes, fields = ("initial", "selected", "local", "chunk"), reply.to_json()
+    document_tokens = esa.cached_document_tokens or sum(book.tokens for book in books)
     return {
-        "answer": reply.text,
-        "found": reply.found,
-        "certainty": reply.certainty,
-        "probability": None if reply.probability is None else round(reply.probability, 3),
-        "answered_from": reply.answered_from,
-        "read": reply.read,
-        "quotation": None if reply.quotation is None else asdict(reply.quotation),
-        "sentences": [asdict(one) for one in reply.sentences],
-        "missing_words": list(reply.missing_words),
-        "evidence": [passage.as_evidence() for passage in reply.evidence],
+        **fields,
         "model": chosen.model,
         "reader": None if esa.reader is None else esa.reader.name,
         "preset": chosen.name,
@@ -167,11 +154,7 @@ def make_answer_json(
         "window": {name: getattr(chosen.window, name) for name in sizes},
         "documents": make_document_json_list(books),
         "left_out": [file.to_dict() for file in left_out],
-        "tokens": {
-            "document": esa.cached_document_tokens or sum(book.tokens for book in books),
-            "question": reply.question_tokens,
-            "answer": reply.answer_tokens,
-        },
+        "tokens": {"document": document_tokens, **fields["tokens"]},
         "timing": {name: round(value, 3) for name, value in times.items()},
         "peak_memory_bytes": measure_peak_memory(str(esa.loaded.device)),
     }

@@ -41,13 +41,9 @@ def print_passages(
     has_numbers: bool = False,
     is_whole: bool = False,
 ) -> None:
-    """Prints passages, each after an empty line, with the quotation in bold on a terminal and
-    between »marks« elsewhere.
-
-    Args:
-        passages: with their numbers, which are printed if `has_numbers` is true.
-        console: a rich console of a terminal, a file or a pipe.
-        is_whole: whether long passages are printed whole on a terminal, too."""
+    """Prints passages on a rich console, each after an empty line, with the quotation in bold on a
+    terminal and between »marks« elsewhere, and their numbers if `has_numbers`. On a terminal long
+    passages are printed whole only if `is_whole`."""
     from rich.text import Text
 
     is_terminal, columns = console.is_terminal, shutil.get_terminal_size().columns

@@ -1,8 +1,7 @@
 """Prints tables and texts on standard output, and progress and warnings on standard error.
 
 A terminal gets spinners and colours; files and pipes get plain lines. If the program that reads the
-output has ended, a BrokenPipeError reaches `__main__`.
-"""
+output has ended, a BrokenPipeError reaches `__main__`."""
 
 from __future__ import annotations
 

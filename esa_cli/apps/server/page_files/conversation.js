@@ -153,35 +153,20 @@ function addActions(turn) {
     byId("about").classList.toggle("missing", !documents.length);
     if (!running && documents.length) ask(turn.question, documents, turns.slice(0, turns.indexOf(turn)));
   });
+  // Browsers give the clipboard to pages of this machine and of https alone.
   const copy = make("button", { type: "button", class: "plain", title: "Copy the answer and its passages" }, "Copy");
   copy.addEventListener("click", async () => {
-    copy.textContent = (await copyText(describeTurn(turn))) ? "Copied" : "Not copied";
+    await navigator.clipboard.writeText(describeTurn(turn));
+    copy.textContent = "Copied";
     setTimeout(() => (copy.textContent = "Copy"), 2000);
   });
-  turn.below.append(make("p", { class: "actions" }, ...(turn.isWhole ? [copy] : []), again));
+  turn.below.append(make("p", { class: "actions" }, ...(turn.isWhole && navigator.clipboard ? [copy] : []), again));
   keepInView(turn);
 }
 
 function describeTurn({ answer, evidence }) {
   const passages = evidence.map((one, number) => `[${number + 1}] ${one.document}, ${placeOf(one)}: ${one.text.replace(/\s+/g, " ").trim()}`);
   return [answer, ...passages].join("\n\n");
-}
-
-// Browsers give the clipboard to pages of this machine and of https alone; others may still copy
-// what is selected.
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = make("textarea", { class: "hidden" });
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    const isCopied = document.execCommand("copy");
-    field.remove();
-    return isCopied;
-  }
 }
 
 function unmarkPassages() {

@@ -26,26 +26,28 @@ const several = (number, noun) => `${Number(number).toLocaleString("en")} ${noun
 // Returns a part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
 const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
-function placeOf({ page, line, chapter }) {
+function placeOf({ page, line, chapter, title, link }) {
   const parts = [page === null ? "" : `page ${page.toLocaleString("en")}`, `line ${line.toLocaleString("en")}`];
-  return [...parts, safeName(chapter || "")].filter(Boolean).join(" · ");
+  return [...parts, ...[title, chapter, link].map((name) => safeName(name || ""))].filter(Boolean).join(" · ");
 }
 
-const TOKEN = "esa-token";
+// A storage that is off or full is no error: what is stored lives as long as the page.
+function tryStorage(use) {
+  try {
+    return use();
+  } catch {
+    return null;
+  }
+}
 
 // The token is sent in a header and stored for this tab alone; never in an address.
-let token = "";
-try {
-  token = sessionStorage.getItem(TOKEN) || "";
-} catch {} // storage is off: the token lives as long as the page
+const TOKEN = "esa-token";
+let token = tryStorage(() => sessionStorage.getItem(TOKEN)) || "";
 
 // The random name under which the server keeps the documents that this tab sends.
 const SESSION = "esa-session";
-let session = crypto.getRandomValues(new Uint32Array(4)).join("-");
-try {
-  session = sessionStorage.getItem(SESSION) || session;
-  sessionStorage.setItem(SESSION, session);
-} catch {}
+const session = tryStorage(() => sessionStorage.getItem(SESSION)) || crypto.getRandomValues(new Uint32Array(4)).join("-");
+tryStorage(() => sessionStorage.setItem(SESSION, session));
 
 class Refusal extends Error {
   constructor(message, code = null) {
@@ -86,9 +88,7 @@ function askToken() {
       const text = byId("token").value.trim();
       if (!/^[\x21-\x7e]+$/.test(text)) return;
       token = text;
-      try {
-        sessionStorage.setItem(TOKEN, token);
-      } catch {}
+      tryStorage(() => sessionStorage.setItem(TOKEN, token));
       byId("token").value = "";
       byId("token-dialog").close();
       typing = null;

@@ -5,15 +5,6 @@ const KEEPS = "esa-keeps-conversations";
 const MOST = 100; // conversations
 const CURRENT = "esa-conversation";
 
-// A storage that is off or full is no error: the conversation lives as long as the page.
-function tryStorage(use) {
-  try {
-    return use();
-  } catch {
-    return null;
-  }
-}
-
 const keepsConversations = () => tryStorage(() => localStorage.getItem(KEEPS)) !== "no";
 
 // Returns the kept conversations, the newest first: id, time, title and turns.

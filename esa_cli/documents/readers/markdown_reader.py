@@ -1,0 +1,112 @@
+"""Reads Markdown, and what notes of Obsidian and Zotero add to it: front matter and wiki links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from esa_cli.documents.readers.plain_text import decode_text_with_lf
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark
+
+_HEADING_LINE = re.compile(
+    r"^ {0,3}(?:(?P<fence>```+(?=[^`\n]*$)|~~~+).*"
+    r"|(?P<hashes>#{1,6})[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    re.MULTILINE,
+)
+"""A line that may be a heading, underline the one above it, or fence code."""
+_NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
+_FRONT_MATTER = re.compile(r"(?ms)---\n(.{0,65536}?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+_LINKS = ("url", "link", "links", "uri", "source", "zotero")
+_LINK = re.compile(r"(?:https?|zotero)://\S+")
+_WIKI_LINK = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
+    r"|(?P<embeds>!?)\[\[(?P<target>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()",
+    re.MULTILINE,
+)
+"""Code, which stays as it is, or a link between notes."""
+
+
+def read_markdown(data: bytes, name: str) -> ExtractedText:
+    """Reads Markdown; headings are chapters. Links between notes become their words. The front
+    matter becomes a heading with the title and a table row, on as many lines as it had."""
+    text, encoding = decode_text_with_lf(data, name)
+    text = _WIKI_LINK.sub(_replace_wiki_link, text)
+    front, title, link = _FRONT_MATTER.match(text), None, None
+    if front and (fields := _parse_fields(front[1])):
+        head, title, link = _format_fields(fields, text[front.end() :])
+        text = head + "\n" * (front[0].count("\n") - head.count("\n")) + text[front.end() :]
+    marks = [*find_headings(text)]
+    if title or link:
+        marks = marks if marks and not marks[0].start else [Mark(0), *marks]
+        marks = [mark._replace(title=title, link=link) for mark in marks]
+    return ExtractedText(text, tuple(marks), encoding=encoding)
+
+
+def _replace_wiki_link(found: re.Match[str]) -> str:
+    """Returns the words of `[[note]]` and `[[note|words]]`, and the name of what `![[name]]` shows;
+    code stays as it is."""
+    if found["target"] is None:
+        return found[0]
+    return found["target"] if found["embeds"] else found["alias"] or found["target"].rstrip("\\")
+
+
+def _parse_fields(front_matter: str) -> dict[str, list[str]]:
+    """Returns the texts of each field by the field's name in small letters; nothing if the front
+    matter is no YAML. Fields of fields are left out."""
+    import yaml
+
+    try:
+        fields = yaml.load(front_matter, yaml.BaseLoader)  # whose values are all texts
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    out = {}
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        values = value if isinstance(value, list) else [value]
+        texts = [" ".join(one.split()) for one in values if isinstance(one, str)]
+        out[str(name).casefold()] = [*filter(None, texts)]
+    return out
+
+
+def _format_fields(fields: dict[str, list[str]], below: str) -> tuple[str, str | None, str | None]:
+    """Returns the text for a front matter, with a heading unless the text `below` begins with it;
+    the title, with the citekey; and the link of what the note is about."""
+    title, citekey = (next(iter(fields.get(name, ())), None) for name in ("title", "citekey"))
+    links = [text for name in _LINKS for text in fields.get(name, ())]
+    links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]
+    is_below = title == next(find_headings(below), Mark(0)).chapter
+    heading = f"# {title}\n\n" if title and not is_below else ""
+    cells = [(name, ", ".join(texts)) for name, texts in fields.items() if texts]
+    row = "; ".join(f"{name}: {cell}" for name, cell in cells if name != "title")
+    shown = f"{title or ''} (@{citekey.lstrip('@')})".strip() if citekey else title
+    return heading + row, shown, next(filter(_LINK.fullmatch, links), None)
+
+
+def find_headings(markdown: str) -> Iterator[Mark]:
+    """Yields every heading of a Markdown text, with its words and level."""
+    settings = _FRONT_MATTER.match(markdown)
+    fence, after = "", settings.end() if settings else 0
+    for found in _HEADING_LINE.finditer(markdown, after):
+        if fence:
+            line = found[0].strip()
+            if line.startswith(fence) and not line.strip(fence[0]):
+                fence, after = "", found.end() + 1
+        elif found["fence"]:
+            fence = found["fence"]
+        elif found["line"]:
+            # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
+            start = markdown.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = markdown[start : max(start, found.start() - 1)]
+            if not _NO_TITLE.match(above):
+                level = 1 if found["line"][0] == "=" else 2
+                yield Mark(start, chapter=above.strip(), level=level)
+            after = found.end() + 1
+        elif title := _strip_closing_hashes(found["title"]):
+            yield Mark(found.start(), chapter=title, level=len(found["hashes"]))
+            after = found.end() + 1
+
+
+def _strip_closing_hashes(heading: str) -> str:
+    """Returns a heading's words without the # characters that may close the heading."""
+    heading = heading.strip(" \t")
+    words = heading.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else heading

@@ -1,0 +1,110 @@
+"""Markdown, and what notes of Obsidian and Zotero add to it."""
+
+from __future__ import annotations
+
+import properties  # noqa: F401
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esa_cli.documents import readers
+from esa_cli.documents.readers import ExtractedText
+
+LINK = "zotero://select/library/items/ABCD2345"
+
+
+def read(text: str) -> ExtractedText:
+    return readers.extract_text(text.encode(), "note.md")
+
+
+def test_headings_are_chapters() -> None:
+    text = (
+        "---\na list\n---\nlead\n\n# One #\nalpha\n```\n# no heading\n```\n"
+        "Two\n---\nbeta\n\n- item\n---\n\n    # code\n#no\n### Three\ngamma\nFour\n==\n"
+    )
+    found = read(text)
+    assert found.text == text
+    assert [(text[m.start :].split("\n")[0], m.chapter, m.level) for m in found.marks] == [
+        ("# One #", "One", 1), ("Two", "Two", 2), ("### Three", "Three", 3), ("Four", "Four", 1),
+    ]  # fmt: skip
+
+
+def test_a_note_has_the_title_and_link_of_its_front_matter() -> None:
+    """Lines keep their numbers, and what the front matter says is a row of a table."""
+    head = (
+        f'---\ntitle: "Ohm\'s law: a note"\naliases:\n  - Resistance\n  - "[[URI|U = RI]]"\n'
+        f"citekey: ohm1827\ntags: []\nzotero: {LINK}\nurl: example.org\nof: {{a: b}}\n---\n"
+    )
+    found = read(f"{head}Lead.\n\n## Use\n\nBody.\n")
+    before, after = head.split("\n"), found.text.split("\n")
+    assert after.index("Lead.") == len(before) - 1
+    assert after[:3] == [
+        "# Ohm's law: a note", "",
+        f"aliases: Resistance, U = RI; citekey: ohm1827; zotero: {LINK}; url: example.org",
+    ]  # fmt: skip
+    assert [mark.chapter for mark in found.marks] == ["Ohm's law: a note", "Use"]
+    assert {(mark.title, mark.link) for mark in found.marks} == {
+        ("Ohm's law: a note (@ohm1827)", LINK)
+    }
+
+
+@pytest.mark.parametrize(
+    ("front", "title", "link"),
+    [
+        ("url: https://a.org/x\nbanner: https://a.org/p.png", None, "https://a.org/x"),
+        ("link: javascript:alert(1)", None, None),
+        ("source: [[Book]]\nrelated: ['zotero://open-pdf/a']", None, "zotero://open-pdf/a"),
+        ("title: 2020-13-45\nCiteKey: '@a20'", "2020-13-45 (@a20)", None),
+        ("citekey: a20", "(@a20)", None),
+        ("Title: One", "One", None),
+    ],
+)
+def test_fields(front: str, title: str | None, link: str | None) -> None:
+    found = read(f"---\n{front}\n---\n# One\n")
+    mark = found.marks[0]
+    assert (mark.title, mark.link) == (title, link)
+    assert found.text.count("# One") == 1, "a title that the text repeats"
+    assert found.text.split("\n").index("# One") in (0, front.count("\n") + 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\ntitle: a: b\n---\nx\n",
+        "---\n" + "[" * 9999 + "\n---\nx\n",
+        "---\na: &a [x]\nb: *c\n---\nx\n",
+        "---\ntitle: " + "x" * (1 << 16) + "\n---\n",
+        "---\ntitle: x\n",
+        "Prose.\n\n---\ntitle: x\n---\n",
+    ],
+    ids=["colon", "deep", "anchor", "long", "open", "below"],
+)
+def test_what_is_no_front_matter_stays(text: str) -> None:
+    found = read(text)
+    assert found.text == text
+    assert [mark for mark in found.marks if mark.title] == []
+
+
+def test_fields_without_values_leave_empty_lines() -> None:
+    assert read("---\ntags:\naliases: []\n---\nx\n").text == "\n\n\n\nx\n"
+
+
+def test_wiki_links_are_their_words() -> None:
+    before = "The [[Voltage|voltage]] of a [[Resistor]], [[a\\|b]] |, ![[plot.png|300]], [[A#B]]\n"
+    kept = (
+        "`[[x]]` [[1]](http://a) [x] [[ ]\n```sh\n[[ -f x ]] && [[y]]\n```\n"
+        "~~~\n[[z]]\n```\n[[z]]\n"
+    )
+    after = "The voltage of a Resistor, b |, plot.png, A#B\n"
+    assert read(before + kept).text == after + kept
+
+
+@given(st.lists(st.sampled_from(
+    ["---", "\n", "title: x", "a: [", "[[", "]]", "|", "!", "`", "```", "~~~", "# ", "y", "zotero://z"]
+)))  # fmt: skip
+def test_any_text_keeps_its_lines(pieces: list[str]) -> None:
+    text = "x".join(pieces) + "\nz"
+    for one in (text, f"---\n{text}", f"---\ntitle: x\n---\n{text}"):
+        found = read(one)
+        assert found.text.count("\n") == one.count("\n")
+        assert found.text.endswith("z")
