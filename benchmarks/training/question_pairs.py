@@ -24,13 +24,15 @@ ENGLISH = "English"
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """A question with the characters of its passage and of the answer there, None without one."""
+    """A question with the characters of its passage and of the answer there, None without one;
+    `style` may be `typed`, `claim`, `keywords`, `remembered` or `request`."""
 
     id: str
     kind: str
     question: str
     answer: Span | None
     passage: Span
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def _pair(row: dict[str, Any], characters: int) -> AnswerPair:
     question = str(row["question"])
     if not question.strip() or has_lone_surrogate(question):
         raise ValueError("no question")
-    return AnswerPair(str(row["id"]), str(row["kind"]), question, answer, (start, end))
+    style = str(row.get("style") or "")
+    return AnswerPair(str(row["id"]), str(row["kind"]), question, answer, (start, end), style)
 
 
 def _text(name: str, digest: str, folder: Path) -> str:

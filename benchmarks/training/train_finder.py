@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from finder_encoder import new_finder, save_finder
 from numpy.typing import NDArray
+from question_pairs import ENGLISH
 from small_llama import LayerWeights
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 from training_data import ABSENT, KINDS, Integers, TrainingData, pad_lists
 from training_loop import Batch, BatchGroups, TrainedModel, TrainingSettings, explain_writing_errors
-from training_program import TrainingJob, make_parser, run_program
+from training_program import TrainingJob, digest_files, make_parser, run_program
 
+from esa_cli.models.text_passes.text_forward import WEIGHTS
 from esa_cli.qa.finding.finder import (
     CONTEXT_TOKENS,
     PROMPT,
@@ -32,6 +35,7 @@ from esa_cli.qa.finding.finder import (
     WEIGHT_SCALE,
     TokenEncoder,
 )
+from esa_cli.qa.presets.finder_names import MAPS
 
 BLOCK = 8
 """Tokens whose best product with a question's token is computed once for all windows."""
@@ -58,6 +62,8 @@ class FinderSettings(TrainingSettings):
     Args:
         layers: of the model that run, all with LoRA matrices of the rank `rank`.
         dim: R, numbers of a reduced key. step_texts, segments, questions: of a step, at most.
+        english: how probable it is that an English text is drawn, divided by what it would be in
+            another language.
     """
 
     minutes: float = 1.25
@@ -70,16 +76,24 @@ class FinderSettings(TrainingSettings):
     step_texts: int = 2
     segments: int = 64
     questions: int = 384
+    english: float = 1.0
 
 
 class FinderBatches(BatchGroups):
-    """Steps with segments around the answers to random questions, and all questions about them."""
+    """Steps with segments around the answers to random questions, and all questions about them.
 
-    def __init__(self, data: TrainingData, settings: FinderSettings) -> None:
+    Args:
+        english: the numbers of the English texts.
+    """
+
+    def __init__(
+        self, data: TrainingData, settings: FinderSettings, english: Sequence[int] = ()
+    ) -> None:
         self.data, self.settings = data, settings
         pairs = data.pairs
         self._pairs_of = [np.flatnonzero(pairs.text == n) for n in range(len(data.texts))]
         counts = np.array([len(pairs) for pairs in self._pairs_of]) ** 0.75
+        counts[list(english)] *= settings.english
         self._chances = counts / counts.sum()
 
     def __getitem__(self, number: int) -> list[Batch]:
@@ -235,14 +249,21 @@ def find_window_maxima(values: Tensor, first: Tensor, last: Tensor) -> Tensor:
 def train_finder(data: TrainingData, settings: FinderSettings, job: TrainingJob) -> dict[str, Any]:
     """Trains a finder, writes it, and returns its record. Raises as `Training.run`."""
     loaded = job.loaded
-    encoder = new_finder(
-        loaded.model, loaded.tokenizer, layers=settings.layers, first=0, rank=settings.rank,
-        dim=settings.dim, seed=settings.seed,
-    )  # fmt: skip
+    if job.start is None:
+        encoder = new_finder(
+            loaded.model, loaded.tokenizer, layers=settings.layers, first=0, rank=settings.rank,
+            dim=settings.dim, seed=settings.seed,
+        )  # fmt: skip
+    else:
+        encoder = TokenEncoder.load(job.start, loaded.model, loaded.tokenizer)
+    english = [at for at, text in enumerate(job.texts) if text.language == ENGLISH]
     model = FinderModel(
         loaded.model, settings.layers, encoder.adapter, encoder.maps, job.compile_layers
     )
-    training = job.make_training(model, FinderBatches(data, settings), settings, prompt=PROMPT)
+    training = job.make_training(
+        model, FinderBatches(data, settings, english), settings, prompt=PROMPT,
+        start=digest_files(job.start, (WEIGHTS, MAPS)),
+    )  # fmt: skip
     training.run(job.resume)
     maps = {name: one.detach() for name, one in model.head.items()}
     adapter = model.make_adapter()
@@ -254,6 +275,10 @@ def train_finder(data: TrainingData, settings: FinderSettings, job: TrainingJob)
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, FinderSettings)
+    parser.add_argument(
+        "--start", type=Path, metavar="FOLDER",
+        help="go on from a trained finder of these layers, rank and dim",
+    )  # fmt: skip
     run_program(parser.parse_args(argv), FinderSettings, train_finder)
 
 

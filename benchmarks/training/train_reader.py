@@ -11,7 +11,6 @@ the right passage among those of a question.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from training_data import READER_PROMPT, Integers, TrainingData
 from training_loop import CHECKPOINT, Batch, TrainedModel, explain_writing_errors
-from training_program import TrainingJob, make_parser, run_program
+from training_program import TrainingJob, digest_files, make_parser, run_program
 from wrong_windows import find_wrong_windows
 
 from esa_cli.models.text_passes.text_forward import WEIGHTS, LoraAdapter
@@ -44,7 +43,7 @@ NEVER = -1e4
 
 class ReaderModel(TrainedModel):
     """A reader in training; its head are the vectors `start`, `end` and `has` (H,), of whose
-    products with the states the last has a `bias` (1,)."""
+    products with the states the last has a `bias` (1,). `request` stays as it is."""
 
     losses: ClassVar = ("span", "binary", "rank")
 
@@ -87,8 +86,9 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
     loaded = job.loaded
     model, hidden = loaded.model, loaded.model.config.hidden_size
     if job.start is None:
-        head = {name: torch.zeros(hidden) for name in ("start", "end", "has")}
-        head["bias"] = torch.zeros(1)
+        head = {name: torch.zeros(hidden) for name in ("start", "end", "has", "request")}
+        # No question is a request until `fit_requests.py` has fitted the vector.
+        head |= {"bias": torch.zeros(1), "request_bias": torch.tensor([-100.0])}
         adapter = new_adapter(model, settings.rank, 2 * settings.rank, settings.seed)
     else:
         head, adapter = load_file(job.start / HEAD), LoraAdapter.load(job.start, model)
@@ -126,14 +126,6 @@ def load_wrong_windows(data: TrainingData, job: TrainingJob) -> Integers:
     with explain_writing_errors(path), replace_atomically(path) as part, part.open("wb") as out:
         np.save(out, numbers)
     return numbers
-
-
-def digest_files(folder: Path | None, names: Sequence[str]) -> str | None:
-    """Returns the SHA-256 of files of a folder, or None without a folder."""
-    if folder is None:
-        return None
-    content = b"".join((folder / name).read_bytes() for name in names)
-    return hashlib.sha256(content).hexdigest()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

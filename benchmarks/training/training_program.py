@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ class TrainingJob:
     Args:
         workers: processes that make batches for a GPU. compile_layers: for a GPU.
         finder: the folder of a finder, whose mistakes a reader learns from.
-        start: the folder of a reader, which the training goes on from.
+        start: the folder of a reader or finder, which the training goes on from.
     """
 
     loaded: LoadedModel
@@ -131,3 +132,11 @@ def _run(
     finder, start = (getattr(options, name, None) for name in ("finder", "start"))
     job = TrainingJob(loaded, texts, options.out, options.resume, workers, fast, finder, start)
     return train(data, settings, job)
+
+
+def digest_files(folder: Path | None, names: Sequence[str]) -> str | None:
+    """Returns the SHA-256 of files of a folder, or None without a folder."""
+    if folder is None:
+        return None
+    content = b"".join((folder / name).read_bytes() for name in names)
+    return hashlib.sha256(content).hexdigest()

@@ -18,7 +18,8 @@ def make_head(size: int, seed: int = 3) -> dict[str, Tensor]:
     """Returns the vectors of a head for hidden states of this size."""
     generator = torch.Generator().manual_seed(seed)
     head = {name: torch.randn(size, generator=generator) for name in ("start", "end", "has")}
-    return head | {"bias": torch.tensor([0.25])}
+    request = {"request": torch.zeros(size), "request_bias": torch.tensor([-100.0])}
+    return head | {"bias": torch.tensor([0.25])} | request
 
 
 def make_random_adapter(model: Any) -> LoraAdapter:
