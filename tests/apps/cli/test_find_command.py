@@ -66,6 +66,27 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
 
 
 @pytest.mark.usefixtures("no_model")
+def test_no_sentence_with_the_words_is_printed_twice(run: Esa) -> None:
+    """Windows overlap; JSON and --all have each passage."""
+    sentences = [
+        f"Keeper {at} walks along the pier with a lamp and sees nobody." for at in range(40)
+    ]
+    sentences[12::9] = ["Ahab sees the gate."] * len(sentences[12::9])
+    text = " ".join(f"{one} {at}, he said." for at, one in enumerate(sentences))
+    Path("pier.txt").write_text(text, "utf-8")
+    names = ("find", "pier.txt", "Ahab's gate", "--top", "9")
+    passages, done = run(*names, "--json").data["passages"], run(*names)
+    shown = re.findall(r"characters (\d+)-(\d+)", done.out)
+    spans = [(str(one["start"]), str(one["end"])) for one in passages]
+    assert set(shown) < set(spans)
+    gates = [one.start() for one in re.finditer("Ahab sees", text)]
+    for gate in gates:
+        assert sum(int(start) <= gate < int(end) for start, end in shown) == 1
+    every = re.findall(r"characters \d+", run("find", "pier.txt", "Ahab's gate", "--all").out)
+    assert len(every) >= len(shown)
+
+
+@pytest.mark.usefixtures("no_model")
 def test_the_json_object(run: Esa) -> None:
     data = run("find", "gate.txt", "boat.txt", WORDS, "--json", "--top", "1").data
     assert set(data) == {
