@@ -241,8 +241,8 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def find_named_document(self, question: str) -> str | None:
-        """Returns the name of the only document whose file name has two adjacent content words of a
-        question, none a number; None if there is no other document, or none or several have."""
+        """Returns the name of the only document whose file name has two adjacent content words of
+        the question, none a number; None if no document has, or several have."""
         asked, *named = (
             {(a, b) for a, b in pairwise(words) if not (a[0] + b[0]).isdecimal()}
             for text in (question, *(PurePath(one.name).stem for one in self.documents))
@@ -255,8 +255,7 @@ class PassageFinder:
         self, question: str, count: int, *, reduced: ReducedQueries | None = None
     ) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more."""
-        scores = self.score_windows(question, reduced=reduced)
-        return self.pick_best_passages(scores, count)
+        return self.pick_best_passages(self.score_windows(question, reduced=reduced), count)
 
     def score_windows(
         self, question: str, *, reduced: ReducedQueries | None = None
@@ -330,10 +329,8 @@ class PassageFinder:
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
-        probability = 1 / (1 + math.exp(min(-score, 700.0)))
-        return Passage.cut_from(
-            document, window.start, window.end, score=score, probability=probability
-        )
+        fields = {"score": score, "probability": 1 / (1 + math.exp(min(-score, 700.0)))}
+        return Passage.cut_from(document, window.start, window.end, **fields)
 
 
 def _is_spaceless(text: str) -> bool:
@@ -398,8 +395,7 @@ class PassageSearch:
         self, question: str, books: Sequence[Book], count: int
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
-        reduced = self.encode_question(question, books)
-        finder = self.get_passage_finder(books)
+        finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
         return finder.find_passages(question, count, reduced=reduced)
 
     @torch.inference_mode()

@@ -154,10 +154,8 @@ class SpanReader(Reader):
         odds = map(self.combination.compute_log_odds, passages, readings)
         scores = [one - lowered for one, lowered in zip(odds, less, strict=True)]
         spans = [reading.span for reading in readings]
-        answers = [
-            None if span is None else normalise_answer(text[span.start : span.end])
-            for text, span in zip(texts, spans, strict=True)
-        ]
+        spanned = zip(texts, spans, strict=True)
+        answers = [at and normalise_answer(text[at.start : at.end]) for text, at in spanned]
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
         probabilities = compute_probabilities([score - doubt for score in scores], answers)
         for one, (row, _), score, probability, span in zip(
@@ -411,8 +409,7 @@ def find_most_probable_span(
     allowed = (can_start[:, None] & can_end & within).triu().tril(longest - 1)
     if not allowed.any():
         return None
-    best = int(scores.masked_fill(~allowed, -torch.inf).argmax())
-    first, last = divmod(best, len(offsets))
+    first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(offsets))
     span = words.extend_span(starts[first], ends[last])
     return Span(*span, float(scores[first, last]))
 

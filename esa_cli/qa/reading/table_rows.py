@@ -1,6 +1,5 @@
-"""The rows and cells of a table in a passage, and the one row that a question names, which has more
-words of the question than all others. Readers read this row alone, or they may quote from the next
-row; a quotation is in one cell."""
+"""The cells of a table in a passage, of which a quotation is in one, and the row that a question
+names by more words than all others; readers read it alone, or they may quote from the next row."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_passages_with_marked_words(passages, question, shows_all=opts.shows_all)
+            print_marked_passages(passages, question, shows_all=opts.shows_all)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -210,10 +210,9 @@ def _find_passages(
     from esa_cli.qa.finding.passage_finder import add_token_ranges, find_passages_with_words
 
     placed = add_token_ranges(books)
-    passages: Sequence[Passage]
     if opts.is_word_search:
         result = find_passages_with_words(question, placed)
-        passages = result.passages
+        passages: Sequence[Passage] = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
             reporter.show_note(f"esa: no passage has all of the words; these passages have {part}")
@@ -240,9 +239,7 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
     return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_passages_with_marked_words(
-    passages: Sequence[Passage], question: str, *, shows_all: bool = False
-) -> None:
+def print_marked_passages(passages: Sequence[Passage], question: str, *, shows_all: bool) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red.
     Unless `shows_all`, none whose sentences with most of these words were printed before."""
     from rich.text import Text
