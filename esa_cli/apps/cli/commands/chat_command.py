@@ -45,9 +45,9 @@ COMMANDS = {
 }
 PLAIN_WORDS = {
     "exit": "/quit", "quit": "/quit", "bye": "/quit", "help": "/help", "clear": "/reset",
-    "thanks": "", "thank you": "",
+    "thanks": "/thanks", "thank you": "/thanks",
 }  # fmt: skip
-"""What people type on a terminal without a slash, and the command or empty line that it means."""
+"""What people type on a terminal without a slash, and the command that it means."""
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
@@ -206,6 +206,8 @@ class DocumentChat:
         record = self.record
         if command == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
+        elif command == "/thanks":
+            self.reporter.show_note("  You are welcome.", dim=False)
         elif command == "/docs":
             print(strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
@@ -236,7 +238,7 @@ class DocumentChat:
         text = format_chat_as_markdown(about, self.documents, self.record)
         output_paths.write_text_file(path, text)
         self._saved.add(path.absolute())
-        self.reporter.show_note(f"  saved {len(self.record)} questions in {path}")
+        self.reporter.show_note(f"  saved {pluralize(len(self.record), 'question')} in {path}")
 
 
 @contextmanager
@@ -253,6 +255,24 @@ def _note_first_ctrl_c(presses: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _hold_typed_keys_back() -> Iterator[None]:
+    """A context manager in which a POSIX terminal does not show typed keys, which the next line of
+    input then begins with."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before, silent = termios.tcgetattr(sys.stdin), termios.tcgetattr(sys.stdin)
+    silent[3] &= ~termios.ECHO
+    try:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def format_chat_as_markdown(
@@ -280,8 +300,10 @@ def run_chat_on_terminal(conversation: DocumentChat) -> None:
         import readline  # noqa: F401
     while True:
         try:
-            if not conversation.answer_question_or_run_command(input("> ")):
-                return
+            line = input("> ")
+            with _hold_typed_keys_back():
+                if not conversation.answer_question_or_run_command(line):
+                    return
         except KeyboardInterrupt:
             conversation.reporter.show_note("  Ctrl-D ends; /help lists the commands")
         except EOFError:

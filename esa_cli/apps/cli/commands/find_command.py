@@ -111,6 +111,10 @@ class FindCommandOptions(options.DocumentSearchOptions):
         bool, option("--files", "Show only the names of files that have the words, best first.")
     ] = False
     read: Read = "never"
+    verbose: Annotated[
+        bool,
+        option("--verbose -v", "Show the characters of each passage, and probabilities of 0.00."),
+    ] = False
 
     @property
     def is_word_search(self) -> bool:
@@ -191,7 +195,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_passages_with_marked_words(passages, question)
+            print_passages_with_marked_words(passages, question, opts.verbose)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -243,27 +247,35 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
     return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_passages_with_marked_words(passages: Sequence[Passage], question: str) -> None:
+def print_passages_with_marked_words(
+    passages: Sequence[Passage], question: str, is_verbose: bool = False
+) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red."""
     from rich.text import Text
 
+    from esa_cli.apps.cli.output.passage_output import (
+        format_passage_text,
+        make_link_style,
+        print_wrapped_text,
+    )
     from esa_cli.qa.finding.words import find_shared_words
 
     console = terminal.make_rich_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += map(terminal.make_printable_line, passage.list_names())
-        probability = f"probability {passage.probability or 0.0:.2f}"
-        details += [f"characters {passage.start}-{passage.end}", probability]
+        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
+        probability = f"{passage.probability or 0.0:.2f}"
+        details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
-        heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
-        console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
-        body = Text(terminal.strip_control_chars(passage.text.strip()))
+        console.print("\n" * bool(number), end="")
+        style = f"bold{make_link_style(passage.source)}"
+        heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
+        print_wrapped_text(console, heading, 0)
+        body = format_passage_text(passage, None)
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
-        for line in body.split("\n", allow_blank=True):
-            line.rstrip()
-            console.print("  " * bool(line), line, sep="", soft_wrap=True)
+        print_wrapped_text(console, body, 2)
 
 
 @dataclass(frozen=True)
@@ -461,7 +473,12 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
             rows.append([terminal.make_printable_line(" ".join(cell.split())) for cell in cells])
-        terminal.print_table(("place", "words", "sentence"), rows)
+        headers = ["place", "words", "sentence"]
+        if sys.stdout.isatty():
+            terminal.print_table(headers, rows)
+        else:
+            for row in (headers, *rows):
+                print("\t".join(row))
     elif opts.form == "jsonl":
         for place in places:
             print(terminal.format_json(place.to_json()))

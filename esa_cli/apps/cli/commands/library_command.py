@@ -78,9 +78,11 @@ def list_documents(
     else:
         print("no documents yet; add documents with `esa ingest`")
     if former:
-        print(f"{len(former):,} former versions: their files have changed or were removed")
+        versions = terminal.pluralize(len(former), "former version")
+        print(f"{versions} of files that have changed or were removed")
     if stored.synced_file_count:
-        print(f"{stored.synced_file_count:,} files of `esa ingest --words`, searched with BM25")
+        files = terminal.pluralize(stored.synced_file_count, "file")
+        print(f"{files} of `esa ingest --words`, searched with BM25")
 
 
 @library.command("show")

@@ -211,7 +211,8 @@ class Reporter:
             if done_count:
                 rate = done_count / max(time.monotonic() - started, 1e-9)
                 left = format_duration((total_count - done_count) / rate)
-                text += f", {rate:,.0f} {unit}/s, {left} left"
+                speed = f"{rate:,.0f}" if rate >= 1 else f"{rate:.1g}"
+                text += f", {speed} {unit}/s, {left} left"
             else:
                 started = time.monotonic()
             self.show_spinner(f"{label}: {text}" if label else text)
