@@ -110,7 +110,7 @@ def make_log_odds_span_finder(
         while texts:
             readings = reader.read_passages(question, list(texts.values()))
             rest = dict[int, str]()
-            for number, (odds, span) in zip(texts, readings, strict=True):
+            for number, (odds, span, _) in zip(texts, readings, strict=True):
                 if span is None or odds + scores[number] < threshold:
                     continue
                 weight = odds + span.log_probability

@@ -181,7 +181,9 @@ def test_a_question_is_also_asked_after_the_one_before(
     assert (asked[4:], certain.text) == ([second], alone.text)
 
 
-def test_more_than_a_quotation_needs_a_reader(loaded: Any) -> None:
+def test_more_than_a_quotation_needs_a_reader(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the head says so; here all questions are requests."""
+    monkeypatch.setattr(span, "REQUEST", -math.inf)
     for form, answered in (("auto", False), ("span", True)):
         with esa(loaded, f"answer.form={form}") as asker:
             reply = asker.ask("Summarise what Ahab does.", [book(asker, STORY)])

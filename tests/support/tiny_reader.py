@@ -15,11 +15,12 @@ from esa_cli.qa.presets.preset import HEAD
 
 
 def make_head(size: int, seed: int = 3) -> dict[str, Tensor]:
-    """Returns the vectors of a head for hidden states of this size."""
+    """Returns the vectors of a head for hidden states of this size, to which no question is a
+    request."""
     generator = torch.Generator().manual_seed(seed)
-    head = {name: torch.randn(size, generator=generator) for name in ("start", "end", "has")}
-    request = {"request": torch.zeros(size), "request_bias": torch.tensor([-100.0])}
-    return head | {"bias": torch.tensor([0.25])} | request
+    names = ("start", "end", "has", "request")
+    head = {name: torch.randn(size, generator=generator) for name in names}
+    return head | {"bias": torch.tensor([0.25]), "request_bias": torch.tensor([-100.0])}
 
 
 def make_random_adapter(model: Any) -> LoraAdapter:

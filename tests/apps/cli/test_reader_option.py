@@ -176,6 +176,7 @@ def test_ollama_is_offered_where_nothing_answers_but_not_used(
     preset += ["--set", "answer.from=text"]
     assert "Nothing found" not in esa("ask", note, QUESTION, *preset).out
     assert not ollama.seen, "nobody asks a server without need"
+    monkeypatch.setattr("esa_cli.qa.reading.span.REQUEST", float("-inf"))
     assert offer in esa("ask", note, "Explain the gate to a child.", *preset).err
     assert {one["path"] for one in ollama.seen} == {"/v1/models"}
     ollama.modes[:] = ["empty"]

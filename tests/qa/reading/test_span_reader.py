@@ -97,13 +97,14 @@ def test_each_passage_is_read_as_alone_and_by_transformers(
         make_head(byte_model.config.hidden_size),
     )
     assert len(readings) == len(PASSAGES)
-    for passage, (odds, found) in zip(PASSAGES, readings, strict=True):
+    for passage, (odds, found, request) in zip(PASSAGES, readings, strict=True):
         prompt = made.prompt.encode_prompt(QUESTION, passage)
         ids, count = torch.tensor([prompt.ids]), len(prompt.ids)
         with make_random_adapter(byte_model).apply():
             layers = byte_model.config.num_hidden_layers
             [states] = compute_hidden_states(byte_model, ids, layers, torch.tensor([count]))
         assert odds == pytest.approx(float(states[-1] @ head["has"] + 0.25), abs=1e-3)
+        assert request == pytest.approx(float(states[-1] @ head["request"] - 100), abs=1e-3)
         own = states[prompt.first : prompt.first + len(prompt.offsets)]
         text = collapse_spaces(passage)
         starts, ends = own @ head["start"], own @ head["end"]
@@ -121,7 +122,7 @@ def test_progress_is_told_after_each_small_group(byte_model: Any, byte_level: An
     calls: list[tuple[int, int]] = []
     told = made.read_passages(QUESTION, texts, lambda *counts: calls.append(counts))
     assert calls == [(n, len(texts)) for n in (*range(0, len(texts), GROUP), len(texts))]
-    for passage, (odds, _) in zip(texts, told, strict=True):
+    for passage, (odds, *_) in zip(texts, told, strict=True):
         assert odds == pytest.approx(made.read_passages(QUESTION, [passage])[0][0], abs=1e-3)
 
     def stop(done: int, total: int) -> None:
@@ -195,7 +196,8 @@ def make_span_reader(window: int = 100, **fields: Any) -> Any:
         encode_prompt=lambda question, passage: SimpleNamespace(ids=[1] * (len(question) + 3)),
         count_answer_tokens=lambda text: len(text) + 1,
     )
-    made.passages, made.window_tokens = SimpleNamespace(prompt=prompt), window
+    read = SimpleNamespace(prompt=prompt, read_passages=lambda *_: [PassageReading(0.0, None)])
+    made.passages, made.window_tokens = read, window
     made.combination = AnswerCombination(WEIGHTS, BM25_WEIGHTS, 0.8, 0.3)
     made._settings = SimpleNamespace(form="auto")
     vars(made).update(fields)
