@@ -477,8 +477,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
         if sys.stdout.isatty():
             terminal.print_table(headers, rows)
         else:
-            for row in (headers, *rows):
-                print("\t".join(row))
+            print("\n".join("\t".join(cells) for cells in (headers, *rows)))
     elif opts.form == "jsonl":
         for place in places:
             print(terminal.format_json(place.to_json()))

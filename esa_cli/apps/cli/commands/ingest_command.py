@@ -261,8 +261,8 @@ class FolderUpdater:
                 reporter.warn_document_left_out(record.why, record.hint)
         for left_out in state.left_out if is_first else ():
             reporter.warn(f"esa: {left_out.message}")
-        is_new = {record: self.prune or not record.why for record in state.removed}
-        removed = [one.path for one in state.removed if is_new[one] and one not in reported_files]
+        new = [one for one in state.removed if self.prune or not one.why]
+        removed = [record.path for record in new if record not in reported_files]
         reported_files.clear()
         reported_files.update(failed, state.removed)
         if self.prune:
