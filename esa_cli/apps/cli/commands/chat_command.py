@@ -16,14 +16,9 @@ import typer
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.output import answer_output
+from esa_cli.apps.cli.output import answer_output, terminal
 from esa_cli.apps.cli.output.passage_output import print_passages
-from esa_cli.apps.cli.output.terminal import (
-    Reporter,
-    make_rich_console,
-    pluralize,
-    strip_control_chars,
-)
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.apps.question_log import LoggedConversation
 from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import PARTIAL, EsaError, UsageError
@@ -143,10 +138,9 @@ class DocumentChat:
             line = line.strip()
             if self.stoppable:
                 line = PLAIN_WORDS.get(line.lower().rstrip(".!"), line)
-            command = _COMMAND.fullmatch(line)
-            if command is not None and command[1] == "/quit":
-                return False
-            if command is not None:
+            if command := _COMMAND.fullmatch(line):
+                if command[1] == "/quit":
+                    return False
                 self._run_slash_command(command[1], (command[2] or "").strip())
             elif line:
                 self._ask_and_print_answer(line)
@@ -174,11 +168,9 @@ class DocumentChat:
         if self.reporter.live and not self.stoppable:  # nobody has typed the question here
             self.reporter.show_note(f"> {question}", dim=False)
         self.reporter.show_spinner("answering")
+        ctrl_c = _note_first_ctrl_c(presses) if self.stoppable else nullcontext()
         try:
-            with (
-                suppress(AnswerStoppedError),
-                _note_first_ctrl_c(presses) if self.stoppable else nullcontext(),
-            ):
+            with suppress(AnswerStoppedError), ctrl_c:
                 reply = self.talk.ask(
                     self.esa, question, self.books, on_text=print_piece_unless_stopped,
                     **self.ask_arguments,
@@ -209,7 +201,7 @@ class DocumentChat:
         elif command == "/thanks":
             self.reporter.show_note("  You are welcome.", dim=False)
         elif command == "/docs":
-            print(strip_control_chars("\n".join(self.documents)))
+            print(terminal.strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
             self.record, self.talk = [], LoggedConversation(self.documents)
             self.reporter.show_note("  the conversation is forgotten, but not the documents")
@@ -225,7 +217,8 @@ class DocumentChat:
         else:
             reply = record[-1][1]
             passages = choose_passages(reply, MAX_PASSAGES)
-            print_passages(passages, reply.quotation, make_rich_console(sys.stdout), is_whole=True)
+            console = terminal.make_rich_console(sys.stdout)
+            print_passages(passages, reply.quotation, console, is_whole=True)
             print()
 
     def _save_conversation_as_markdown(self, file_name: str) -> None:

@@ -18,7 +18,7 @@ import typer
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output import terminal
+from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
@@ -112,8 +112,7 @@ class FindCommandOptions(options.DocumentSearchOptions):
     ] = False
     read: Read = "never"
     verbose: Annotated[
-        bool,
-        option("--verbose -v", "Show the characters of each passage, and probabilities of 0.00."),
+        bool, option("--verbose -v", "Show characters of passages, and probabilities of 0.00.")
     ] = False
 
     @property
@@ -195,7 +194,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_passages_with_marked_words(passages, question, opts.verbose)
+            print_marked_passages(passages, question, opts.verbose)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -247,17 +246,10 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
     return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_passages_with_marked_words(
-    passages: Sequence[Passage], question: str, is_verbose: bool = False
-) -> None:
+def print_marked_passages(passages: Sequence[Passage], question: str, is_verbose: bool) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red."""
     from rich.text import Text
 
-    from esa_cli.apps.cli.output.passage_output import (
-        format_passage_text,
-        make_link_style,
-        print_wrapped_text,
-    )
     from esa_cli.qa.finding.words import find_shared_words
 
     console = terminal.make_rich_console(sys.stdout)
@@ -269,13 +261,13 @@ def print_passages_with_marked_words(
         details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         console.print("\n" * bool(number), end="")
-        style = f"bold{make_link_style(passage.source)}"
+        style = f"bold{passage_output.make_link_style(passage.source)}"
         heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
-        print_wrapped_text(console, heading, 0)
-        body = format_passage_text(passage, None)
+        passage_output.print_wrapped_text(console, heading, 0)
+        body = passage_output.format_passage_text(passage, None)
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
-        print_wrapped_text(console, body, 2)
+        passage_output.print_wrapped_text(console, body, 2)
 
 
 @dataclass(frozen=True)
@@ -484,8 +476,6 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
     else:
         writer = csv.DictWriter(sys.stdout, FIELDS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        for row in (place.to_json() for place in places):
-            clean = {
-                k: terminal.strip_control_chars(str(v)) for k, v in row.items() if v is not None
-            }
-            writer.writerow(clean)
+        for place in places:
+            row = {name: value for name, value in place.to_json().items() if value is not None}
+            writer.writerow({k: terminal.strip_control_chars(str(v)) for k, v in row.items()})

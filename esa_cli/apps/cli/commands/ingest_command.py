@@ -236,12 +236,9 @@ class FolderUpdater:
             progress = reporter.start_progress(f"files of {folder}", "files")
         with library.open_catalogue() as catalogue:
             state = library_texts.sync_folder(
-                catalogue,
-                folder,
-                prune=self.prune,
-                prune_if_empty=self.prune_if_empty and is_first,
-                progress=progress,
-            )
+                catalogue, folder, prune=self.prune,
+                prune_if_empty=self.prune_if_empty and is_first, progress=progress,
+            )  # fmt: skip
         reporter.clear_spinner()
         changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
         known = library.list_text_digests() if load_model else set()

@@ -78,11 +78,9 @@ def list_documents(
     else:
         print("no documents yet; add documents with `esa ingest`")
     if former:
-        versions = terminal.pluralize(len(former), "former version")
-        print(f"{versions} of files that have changed or were removed")
-    if stored.synced_file_count:
-        files = terminal.pluralize(stored.synced_file_count, "file")
-        print(f"{files} of `esa ingest --words`, searched with BM25")
+        print(f"{terminal.pluralize(len(former), 'former version')} of changed or removed files")
+    if count := stored.synced_file_count:
+        print(f"{terminal.pluralize(count, 'file')} of `esa ingest --words`, searched with BM25")
 
 
 @library.command("show")
