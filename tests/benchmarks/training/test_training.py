@@ -17,7 +17,8 @@ import train_finder as finder
 import training_data
 from adapter_files import new_adapter
 from conftest import ModelFactory
-from question_pairs import read_training_texts
+from crops import cut_crops
+from question_pairs import AnswerPair, TrainingText, read_training_texts
 from reader_batches import ReaderBatches, ReaderSettings
 from reader_pairs import write_text
 from safetensors.torch import load_file
@@ -197,9 +198,9 @@ def test_a_finder_and_a_reader(
     options = "--model random:llama --dtype float32 --steps 1 --lr 0.01 --warm-up 2 --layers 2"
     options += f" --rank 2 --dim 8 --segments 2 --questions 24 --out {job.folder / 'untrained'}"
     finder.main([*folders, *options.split()])
-    before = json.loads((job.folder / "untrained" / RECORD).read_text())
+    untrained = json.loads((job.folder / "untrained" / RECORD).read_text())
     record = finder.train_finder(data, replace(FINDER, steps=30), to_folder(job, "finder"))
-    assert record["losses"]["plain"] < 0.8 * before["losses"]["plain"]
+    assert record["losses"]["plain"] < 0.8 * untrained["losses"]["plain"]
     assert sorted(one.name for one in folder.iterdir()) == sorted([CONFIG, WEIGHTS, MAPS, RECORD])
     assert record["texts"]["one"] == job.texts[0].digest
     encoder = TokenEncoder.load(folder, loaded.model, loaded.tokenizer)
@@ -227,6 +228,9 @@ def test_a_finder_and_a_reader(
     again = replace(to_folder(job, "again", finder=folder), start=inner.folder)
     after = train_reader(data, replace(READER, steps=1), again)
     assert after["losses"]["span"] < before["losses"]["span"]
+    again = replace(to_folder(job, "finder again"), start=folder)
+    after = finder.train_finder(data, replace(FINDER, steps=1), again)
+    assert after["losses"]["plain"] < 0.8 * untrained["losses"]["plain"]
 
 
 def test_fewer_english_pairs(data: TrainingData, job: TrainingJob) -> None:
@@ -241,6 +245,25 @@ def test_fewer_english_pairs(data: TrainingData, job: TrainingJob) -> None:
     every = count_rows(1.0, [0])
     assert count_rows(0.0, []) == every
     assert count_rows(0.0, [*range(len(data.texts))]) == 0
+    settings = replace(FINDER, english=0.0, step_texts=1)
+    for number in range(4):
+        for batch in finder.FinderBatches(data, settings, [0])[number]:
+            tokens = data.texts[1].ids.astype(np.uint8).tobytes()
+            assert batch["ids"][0].numpy().astype(np.uint8).tobytes().strip(b"\0") in tokens
+
+
+def test_sentences_as_questions() -> None:
+    """Put back between its neighbours, each sentence gives the text that it was taken from."""
+    sentences = [f"The boat number {n} has lain at the pier {7 * n} since May." for n in range(60)]
+    text = " ".join(sentences)
+    whole = AnswerPair("1", "absent", "Where?", None, (0, len(text)))
+    content, pairs = cut_crops(TrainingText("boats", text, (whole,), ""))
+    taken = [sentences.index(pair["question"]) for pair in pairs]
+    assert len(taken) > 5
+    assert taken == sorted(taken)
+    for n, pair in zip(taken, pairs, strict=True):
+        assert content[slice(*pair["answer"])] == f"{sentences[n - 1]} {sentences[n + 1]}"
+    assert content == " ".join(one for n, one in enumerate(sentences) if n not in taken)
 
 
 @pytest.mark.parametrize("kind", ["finder", "reader"])
