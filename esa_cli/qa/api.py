@@ -23,6 +23,7 @@ from esa_cli import models
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.system.text import find_content_words
 
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
@@ -421,15 +422,19 @@ class Esa:
 
         If that is not certain, passages that are found for the last turn and the question are read
         as well, alone and after the last question; a span that then repeats the last answer answers
-        only the last question."""
+        only the last question. A question without content words, such as "Why?", is read only with
+        the last turn."""
         from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
 
         assert self.spans is not None
-        passages = self._find_and_read_passages(question, question, books, count, progress)
-        best = passages[0].probability if passages else None
-        is_certain = self.spans.combination.get_certainty(best or 0.0) == "answer"
-        if is_certain or (last := find_last_answered_turn(history)) is None:
-            return passages
+        passages, last = list[Passage](), find_last_answered_turn(history)
+        languages = self.search.get_passage_finder(books).index.languages
+        if last is None or all(find_content_words(question, one) for one in languages):
+            passages = self._find_and_read_passages(question, question, books, count, progress)
+            best = passages[0].probability if passages else None
+            is_certain = self.spans.combination.get_certainty(best or 0.0) == "answer"
+            if is_certain or last is None:
+                return passages
         turn, both = f"{last.question} {last.answer} {question}", f"{last.question} {question}"
         by_place = {(one.document, one.start): (one.score - ALONE, one) for one in passages}
         for searched, asked in ((turn, question), (both, both)):

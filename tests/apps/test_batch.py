@@ -19,6 +19,7 @@ from asking_command import run_command
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli.commands import batch_command as batch
+from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import AnswersFile
@@ -159,6 +160,16 @@ def test_a_bad_line_has_an_error_and_the_others_go_on(write: Write, tmp_path: Pa
     assert (good["answer"], last["answer"]) == ("You asked: 1", "You asked: 2")
     assert answers.failed_question_indices == set(range(1, 1 + len(BAD)))
     assert [Path(source).name for source in asker.ingested] == ["a.txt"]
+
+
+def test_a_bad_line_keeps_its_id(write: Write, tmp_path: Path) -> None:
+    ids = ["c", ["\ud800", 1], None]
+    path, out = write(*(q("", id=id) for id in ids), "{", q("1", "a.txt")), tmp_path / "out.jsonl"
+    go(FakeAsker(), path, out)
+    before = out.read_bytes()
+    assert [row["id"] for row in rows(out)] == [*ids, 4, 5]
+    go(FakeAsker(), path, out)
+    assert out.read_bytes() == before, "the rows are those of the same questions"
 
 
 def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -> None:
@@ -380,6 +391,7 @@ FROM_TEXT = ["--set", "answer.from=text"]
 
 def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(*MIXED)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", -1.0)
     asker = FakeAsker()
     (tmp_path / "new").mkdir()
     result = command(
@@ -387,6 +399,9 @@ def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--max-new-tokens", "2", "--top", "1",
     )  # fmt: skip
     assert result.exit_code == 0, result
+    progress = [line for line in result.stderr.splitlines() if " of 5 questions" in line]
+    assert progress[0] == "esa: 0 of 5 questions", "nothing is known about the time left"
+    assert [line[5] for line in progress[:5]] == ["0", "1", "2", "3", "4"]
     data = json.loads(result.stdout)
     assert {key: data[key] for key in data if key != "seconds"} == {
         "questions": 5, "answered": 5, "failed": 0, "kept": 0, "out": "new/out.jsonl",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,60 @@ def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(
     assert (result.exit_code, result.stdout) == (7, "You asked: good\n")
     assert command(monkeypatch, asker, b"good\n/sav\n", "a.txt").exit_code == 7
     assert command(monkeypatch, asker, b"good\n", "a.txt").exit_code == 0
+
+
+def test_thanks_are_answered(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert type_lines(monkeypatch, asker, "Thanks!", "thank you", "one") == ["one"]
+    assert len(capsys.readouterr().err.splitlines()) >= 2
+    assert type_lines(monkeypatch, asker, "/quit") == ["one"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no POSIX terminal")
+def test_keys_typed_while_an_answer_comes_are_not_shown_and_are_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    """On a terminal of its own. It shows keys again after an answer, Ctrl-C and a mistake."""
+    import termios
+    import tty
+
+    keyboard, screen = os.openpty()
+    shown = list[bool]()
+
+    def shows_keys() -> bool:
+        return bool(termios.tcgetattr(screen)[3] & termios.ECHO)
+
+    class Talk(DocumentChat):
+        def answer_question_or_run_command(self, line: Any) -> bool:
+            shown.append(shows_keys())
+            if line == "one":
+                os.write(keyboard, b"two\n")
+            if line == "two":
+                raise KeyboardInterrupt
+            if line == "three":
+                raise RuntimeError("a bug")
+            return True
+
+    before = termios.tcgetattr(screen)
+    assert before[tty.LFLAG] & termios.ECHO
+    with open(screen, encoding="utf-8", closefd=False) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        lines = iter(["one", None, "three"])
+
+        def read_line(prompt: str) -> str:
+            shown.append(shows_keys())
+            return next(lines) or stdin.readline().rstrip("\n")
+
+        monkeypatch.setattr("builtins.input", read_line)
+        talk = Talk(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
+        with pytest.raises(RuntimeError):
+            chat.run_chat_on_terminal(talk)
+    assert shown == [True, False] * 3
+    assert termios.tcgetattr(screen) == before
+    os.set_blocking(keyboard, False)
+    with pytest.raises(BlockingIOError):
+        os.read(keyboard, 99)  # nothing of "two" is on the screen
+    os.close(keyboard)
+    os.close(screen)

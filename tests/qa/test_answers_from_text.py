@@ -173,7 +173,7 @@ def test_a_question_is_also_asked_after_the_one_before(
     answer to the question alone is kept."""
     text = FILLER + GATE + FILLER + "Starbuck sleeps in the northern mill. " + FILLER
     books = [book(asker, text)]
-    first, second, said = "Is the northern gate opened?", "By whom?", "Yes."
+    first, second, said = "Is the northern gate opened?", "Opened by whom?", "Yes."
     history = [Turn(first, said)]
     alone, both = asker.ask(second, books), asker.ask(f"{first} {second}", books, evidence=50)
     reply = asker.ask(second, books, history=history, evidence=50)
@@ -196,6 +196,10 @@ def test_a_question_is_also_asked_after_the_one_before(
     monkeypatch.setattr(asker.spans.combination, "answer", 0.0)
     certain = asker.ask(second, books, history=history)
     assert (asked[4:], certain.text) == ([second], alone.text)
+    asker.ask("By whom?", books, history=history)
+    assert asked[5:] == ["By whom?", f"{first} By whom?"], "alone it has no content word"
+    asker.ask("By whom?", books)
+    assert asked[7:] == ["By whom?"]
 
 
 def test_more_than_a_quotation_needs_a_reader(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

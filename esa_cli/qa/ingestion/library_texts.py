@@ -94,7 +94,7 @@ class FileIndexer:
         folder, text = self._folder or known.folder, ""
         # A record alone is of a catalogue that was lost: its words are missing.
         if known.is_file_unchanged and (not known.digest or texts.has_text(known.digest)):
-            record = known._replace(folder=folder)
+            record = known._replace(folder=folder, why="" if known.digest else known.why)
         else:
             stamp = ""
             with suppress(OSError):
@@ -166,7 +166,8 @@ def sync_folder(
     progress: Progress | None = None,
 ) -> FolderSyncResult:  # fmt: skip
     """Updates the catalogue's records of the files in a folder, given by its absolute path. With
-    `prune` the caller will delete the records of removed files.
+    `prune` the caller will delete the records of removed files. A removed file's record gets a
+    `why`, which is empty in the first result that lists the file.
 
     Raises DocumentError: the folder cannot be listed, or with `prune` has no document left, unless
     `prune_if_empty`. LibraryError, DiskError."""
@@ -179,6 +180,11 @@ def sync_folder(
     if prune and removed and not found.files and not prune_if_empty:
         hint = "mount the folder's disk, or use esa ingest --prune --yes if files were removed"
         raise DocumentError(f"no document is left in {folder}, so nothing is pruned", hint)
+    if removed and found.files:  # else the folder may be on a disk that is away
+        with catalogue.run_transaction():
+            for one in removed:
+                known = one._replace(why=f"there is no document {one.path}")
+                catalogue.files.store_record(known)
     catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
@@ -212,9 +218,7 @@ def record_removed_files(
     if found_files.files and gone:
         with catalogue.run_transaction():
             for one in gone:
-                why = f"there is no document {one.path}"
-                record = FileRecord(one.path, "", "", 0, why, folder=synced_folder)
-                catalogue.files.store_record(record)
+                catalogue.files.store_record(FileRecord(one.path, "", "", 0, folder=synced_folder))
 
 
 def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> None:

@@ -238,9 +238,10 @@ class Library:
 
     @property
     def synced_file_count(self) -> int:
-        """Number of files whose text `esa ingest --words` has added to the library."""
-        records = catalogue.load_file_records(self._paths)
-        return sum(bool(record.folder and record.digest) for record in records)
+        """Number of present files whose text `esa ingest --words` has added to the library."""
+        synced = [one for one in catalogue.load_file_records(self._paths) if one.folder]
+        is_removed = catalogue.FileRecordLookup(self._paths, synced).is_file_removed
+        return sum(bool(record.digest) and not is_removed(record) for record in synced)
 
     def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
         return catalogue.open_catalogue(self._paths, keep_on_disk)

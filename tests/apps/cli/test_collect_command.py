@@ -122,3 +122,14 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
     fail(done, 2, "is not a results file that esa wrote")
     fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
+
+
+def test_a_pipe_gets_one_line_with_tabs_for_each_place(run: Esa) -> None:
+    places = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data["places"]
+    out = run("collect", "story.txt", QUESTION, *ALL, "-q").out
+    header, *rows = (line.split("\t") for line in out.splitlines())
+    assert header == ["place", "words", "sentence"]
+    assert rows == [
+        [f"story.txt:{one['line']}", *(" ".join(one[x].split()) for x in ("text", "sentence"))]
+        for one in places
+    ]

@@ -53,13 +53,18 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
     done = run("find", "gate.txt", WORDS)
     assert done.code == 0, done.err
     first = done.out.split("\n\n", 1)[0].splitlines()
+    detailed = run("find", "gate.txt", WORDS, "-v").out.splitlines()[0]
     head = re.fullmatch(
-        r"gate\.txt:(\d+)  characters (\d+)-(\d+), probability (\d\.\d\d)", first[0]
+        r"gate\.txt:(\d+)  characters (\d+)-(\d+), probability (\d\.\d\d)", detailed
     )
     assert head
     line, start, end = map(int, head.groups()[:3])
     assert KEY.strip() in GATE[start:end]
     assert line == GATE.count("\n", 0, start) + 1
+    assert first[0] == f"gate.txt:{line}  probability {head[4]}"
+    heads = re.findall(r"^gate\.txt:.*$", done.out, re.MULTILINE)
+    assert len(heads) > 1
+    assert not any("probability 0.00" in head or "characters" in head for head in heads)
     assert all(line.startswith("  ") or not line for line in first[1:])
     assert KEY.strip() in done.out
     assert "\x1b" not in done.out
@@ -181,7 +186,7 @@ def test_a_note_has_its_title_and_link_also_from_the_library(
     Path("gate.md").write_text(note, "utf-8")
     (first, *_) = run("find", "gate.md", WORDS).out.splitlines()
     assert first.startswith("gate.md:")
-    assert f"  On gates, {link}, characters " in first
+    assert f"  On gates, {link}, probability " in first
     assert run("ingest", "gate.md").code == 0
     for source in ("gate.md", "--library"):
         found = run("find", source, WORDS, "--json").data["passages"][0]

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import io
 import re
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from esa_cli.apps.cli.output import passage_output
+from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import print_answer_and_passages
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
 
 STORY = f"It rained. {'The keeper had a heron and ' * 6}called it Bottle. {'He slept. ' * 99}"
 
@@ -52,6 +61,23 @@ def test_a_terminal_gets_lines_that_fit_and_end_after_words(
     assert set(shown.strip("… ").split()) <= set(STORY.split()), "no word is cut"
     whole = print_lines(make_passage(STORY), width, monkeypatch, "Bottle", is_whole=True)
     assert " ".join(" ".join(whole[2:]).split()) == STORY.strip()
+
+
+def test_the_place_is_a_link_where_a_terminal_can_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    path = tmp_path / "a \x1b[31m ü.txt"
+    console = terminal.make_rich_console(sys.stdout)
+    for source in (str(path), "gone.txt"):
+        path.write_text("x", "utf-8")
+        passage_output.print_passages([(1, make_passage("It rained.", source))], None, console)
+    links = re.findall("\x1b]8;[^;]*;([^\x1b]+)\x1b", sys.stdout.getvalue())
+    assert [unquote(urlsplit(link).path) for link in links] == [str(path)]
+    plain = terminal.make_rich_console(io.StringIO())
+    passage_output.print_passages([(1, make_passage("It rained.", str(path)))], None, plain)
+    assert "\x1b" not in plain.file.getvalue()
 
 
 def test_a_quotation_far_from_the_beginning_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +143,6 @@ def test_wide_letters_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = print_lines(make_passage("灯塔的看守人有一只苍鹭。" * 20), 60, monkeypatch)
     assert max(map(cell_len, lines)) <= 60
     assert len(lines) == 2 + passage_output.MAX_LINES
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def show(

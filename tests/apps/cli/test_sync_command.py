@@ -63,6 +63,11 @@ def test_new_changed_and_removed_files(run: Esa) -> None:
     assert names(changed["changed"]) == ["harp"]
     assert names(changed["removed"]) == ["loom"]
     assert (found("harp"), found("kiln"), found("loom")) == (0, 1, 1)
+    assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3, "with the mill"
+    assert state(run)["removed"] == [], "it is reported once"
+    write("loom", "A new loom. " * 9, 3e9)
+    assert names(state(run)["changed"]) == ["loom"]
+    Path("town/loom.txt").unlink()
     reported = run("ingest", "--words", "town")
     assert reported.out.splitlines()[0] == f"removed {Path('town/loom.txt').absolute()}"
     assert names(state(run, "--prune")["removed"]) == ["loom"]

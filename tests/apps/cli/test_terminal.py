@@ -51,10 +51,13 @@ def test_the_time_left_is_counted_from_the_last_call_with_nothing_done(
     for at, done in ((100.0, 0), (102.0, 4), (110.0, 16)):
         clock[0] = at
         show(done, 20)
+    clock[0] = 150.0
+    show(1, 3)
     assert shown == [
         "reading: 0 of 20 passages",
         "reading: 4 of 20 passages, 2 passages/s, 8.0 s left",
         "reading: 16 of 20 passages, 2 passages/s, 2.5 s left",
+        "reading: 1 of 3 passages, 0.02 passages/s, 1 min 40 s left",
     ]
 
 

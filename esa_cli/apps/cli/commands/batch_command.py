@@ -98,10 +98,12 @@ def batch(
             copy_answers_from_shard_files(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
-                reporter.show_note(f"esa: {before} questions of an earlier run are kept")
+                kept = terminal.pluralize(before, "question")
+                reporter.show_note(f"esa: kept from an earlier run: {kept}")
             if before < end:
                 progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
+                    progress(0, end - before)  # the rate is measured without loading the model
                     answer_batch_questions(
                         esa, asked[:end], answers, asking,
                         lambda: progress(next(numbers), end - before),
@@ -116,7 +118,8 @@ def batch(
         answered = f"{end - failed} of {end} questions answered"
         reporter.show_note(f"esa: {answered} in {format_duration(seconds)}, in {out}")
         if failed:
-            reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
+            failures = terminal.pluralize(failed, "question")
+            reporter.warn(f"esa: {failures} got an error; --retry-failed asks again")
     if failed:
         raise typer.Exit(PARTIAL)
 
@@ -205,7 +208,8 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line, or {} and a text that says what is wrong in the line."""
+    """Returns the JSON object of a line; or, of an invalid line, only the field "id" if there is
+    one, and a text that says what is wrong in the line."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -230,7 +234,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
     else:
         return row, ""
-    return {}, fault
+    return {"id": row["id"]} if "id" in row else {}, fault
 
 
 def _compute_file_digest(path: str) -> str:

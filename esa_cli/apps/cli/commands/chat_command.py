@@ -16,14 +16,9 @@ import typer
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.output import answer_output
+from esa_cli.apps.cli.output import answer_output, terminal
 from esa_cli.apps.cli.output.passage_output import print_passages
-from esa_cli.apps.cli.output.terminal import (
-    Reporter,
-    make_rich_console,
-    pluralize,
-    strip_control_chars,
-)
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.apps.question_log import LoggedConversation
 from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import PARTIAL, EsaError, UsageError
@@ -45,9 +40,9 @@ COMMANDS = {
 }
 PLAIN_WORDS = {
     "exit": "/quit", "quit": "/quit", "bye": "/quit", "help": "/help", "clear": "/reset",
-    "thanks": "", "thank you": "",
+    "thanks": "/thanks", "thank you": "/thanks",
 }  # fmt: skip
-"""What people type on a terminal without a slash, and the command or empty line that it means."""
+"""What people type on a terminal without a slash, and the command that it means."""
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
@@ -143,10 +138,9 @@ class DocumentChat:
             line = line.strip()
             if self.stoppable:
                 line = PLAIN_WORDS.get(line.lower().rstrip(".!"), line)
-            command = _COMMAND.fullmatch(line)
-            if command is not None and command[1] == "/quit":
-                return False
-            if command is not None:
+            if command := _COMMAND.fullmatch(line):
+                if command[1] == "/quit":
+                    return False
                 self._run_slash_command(command[1], (command[2] or "").strip())
             elif line:
                 self._ask_and_print_answer(line)
@@ -174,11 +168,9 @@ class DocumentChat:
         if self.reporter.live and not self.stoppable:  # nobody has typed the question here
             self.reporter.show_note(f"> {question}", dim=False)
         self.reporter.show_spinner("answering")
+        ctrl_c = _note_first_ctrl_c(presses) if self.stoppable else nullcontext()
         try:
-            with (
-                suppress(AnswerStoppedError),
-                _note_first_ctrl_c(presses) if self.stoppable else nullcontext(),
-            ):
+            with suppress(AnswerStoppedError), ctrl_c:
                 reply = self.talk.ask(
                     self.esa, question, self.books, on_text=print_piece_unless_stopped,
                     **self.ask_arguments,
@@ -206,8 +198,10 @@ class DocumentChat:
         record = self.record
         if command == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
+        elif command == "/thanks":
+            self.reporter.show_note("  You are welcome.", dim=False)
         elif command == "/docs":
-            print(strip_control_chars("\n".join(self.documents)))
+            print(terminal.strip_control_chars("\n".join(self.documents)))
         elif command == "/reset":
             self.record, self.talk = [], LoggedConversation(self.documents)
             self.reporter.show_note("  the conversation is forgotten, but not the documents")
@@ -223,7 +217,8 @@ class DocumentChat:
         else:
             reply = record[-1][1]
             passages = choose_passages(reply, MAX_PASSAGES)
-            print_passages(passages, reply.quotation, make_rich_console(sys.stdout), is_whole=True)
+            console = terminal.make_rich_console(sys.stdout)
+            print_passages(passages, reply.quotation, console, is_whole=True)
             print()
 
     def _save_conversation_as_markdown(self, file_name: str) -> None:
@@ -236,7 +231,7 @@ class DocumentChat:
         text = format_chat_as_markdown(about, self.documents, self.record)
         output_paths.write_text_file(path, text)
         self._saved.add(path.absolute())
-        self.reporter.show_note(f"  saved {len(self.record)} questions in {path}")
+        self.reporter.show_note(f"  saved {pluralize(len(self.record), 'question')} in {path}")
 
 
 @contextmanager
@@ -253,6 +248,24 @@ def _note_first_ctrl_c(presses: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _hold_typed_keys_back() -> Iterator[None]:
+    """A context manager in which a POSIX terminal does not show typed keys, which the next line of
+    input then begins with."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before, silent = termios.tcgetattr(sys.stdin), termios.tcgetattr(sys.stdin)
+    silent[3] &= ~termios.ECHO
+    try:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def format_chat_as_markdown(
@@ -280,8 +293,10 @@ def run_chat_on_terminal(conversation: DocumentChat) -> None:
         import readline  # noqa: F401
     while True:
         try:
-            if not conversation.answer_question_or_run_command(input("> ")):
-                return
+            line = input("> ")
+            with _hold_typed_keys_back():
+                if not conversation.answer_question_or_run_command(line):
+                    return
         except KeyboardInterrupt:
             conversation.reporter.show_note("  Ctrl-D ends; /help lists the commands")
         except EOFError:

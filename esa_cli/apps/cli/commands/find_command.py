@@ -18,7 +18,7 @@ import typer
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output import terminal
+from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
@@ -111,6 +111,9 @@ class FindCommandOptions(options.DocumentSearchOptions):
         bool, option("--files", "Show only the names of files that have the words, best first.")
     ] = False
     read: Read = "never"
+    verbose: Annotated[
+        bool, option("--verbose -v", "Show characters of passages, and probabilities of 0.00.")
+    ] = False
 
     @property
     def is_word_search(self) -> bool:
@@ -191,7 +194,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_marked_passages(passages, question, shows_all=opts.shows_all)
+            print_marked_passages(passages, question, opts.verbose, shows_all=opts.shows_all)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -239,7 +242,9 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
     return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_marked_passages(passages: Sequence[Passage], question: str, *, shows_all: bool) -> None:
+def print_marked_passages(
+    passages: Sequence[Passage], question: str, is_verbose: bool, *, shows_all: bool
+) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red.
     Unless `shows_all`, none whose sentences with most of these words were printed before."""
     from rich.text import Text
@@ -248,11 +253,10 @@ def print_marked_passages(passages: Sequence[Passage], question: str, *, shows_a
 
     console, printed = terminal.make_rich_console(sys.stdout), set[tuple[str, int]]()
     for number, passage in enumerate(passages):
-        body = Text(terminal.strip_control_chars(passage.text.strip()))
-        words = find_shared_words(body.plain, question)
+        words = find_shared_words(passage.text, question)
         counts = {
             (passage.document, passage.start + a): sum(a <= at < b for at, _ in words)
-            for a, b in find_sentence_spans(body.plain)
+            for a, b in find_sentence_spans(passage.text)
         }
         best = {one for one, count in counts.items() if count == max(counts.values())}
         if number and not shows_all and best <= printed:
@@ -260,16 +264,18 @@ def print_marked_passages(passages: Sequence[Passage], question: str, *, shows_a
         printed |= counts.keys()
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += map(terminal.make_printable_line, passage.list_names())
-        probability = f"probability {passage.probability or 0.0:.2f}"
-        details += [f"characters {passage.start}-{passage.end}", probability]
+        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
+        probability = f"{passage.probability or 0.0:.2f}"
+        details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
-        heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
-        console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
-        for start, end in words:
+        console.print("\n" * bool(number), end="")
+        style = f"bold{passage_output.make_link_style(passage.source)}"
+        heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
+        passage_output.print_wrapped_text(console, heading, 0)
+        body = passage_output.format_passage_text(passage, None)
+        for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
-        for line in body.split("\n", allow_blank=True):
-            line.rstrip()
-            console.print("  " * bool(line), line, sep="", soft_wrap=True)
+        passage_output.print_wrapped_text(console, body, 2)
 
 
 @dataclass(frozen=True)
@@ -463,7 +469,11 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
             rows.append([terminal.make_printable_line(" ".join(cell.split())) for cell in cells])
-        terminal.print_table(("place", "words", "sentence"), rows)
+        headers = ["place", "words", "sentence"]
+        if sys.stdout.isatty():
+            terminal.print_table(headers, rows)
+        else:
+            print("\n".join("\t".join(cells) for cells in (headers, *rows)))
     elif opts.form == "jsonl":
         for place in places:
             print(terminal.format_json(place.to_json()))

@@ -236,12 +236,9 @@ class FolderUpdater:
             progress = reporter.start_progress(f"files of {folder}", "files")
         with library.open_catalogue() as catalogue:
             state = library_texts.sync_folder(
-                catalogue,
-                folder,
-                prune=self.prune,
-                prune_if_empty=self.prune_if_empty and is_first,
-                progress=progress,
-            )
+                catalogue, folder, prune=self.prune,
+                prune_if_empty=self.prune_if_empty and is_first, progress=progress,
+            )  # fmt: skip
         reporter.clear_spinner()
         changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
         known = library.list_text_digests() if load_model else set()
@@ -261,7 +258,8 @@ class FolderUpdater:
                 reporter.warn_document_left_out(record.why, record.hint)
         for left_out in state.left_out if is_first else ():
             reporter.warn(f"esa: {left_out.message}")
-        removed = [record.path for record in state.removed if record not in reported_files]
+        new = [one for one in state.removed if self.prune or not one.why]
+        removed = [record.path for record in new if record not in reported_files]
         reported_files.clear()
         reported_files.update(failed, state.removed)
         if self.prune:

@@ -78,9 +78,9 @@ def list_documents(
     else:
         print("no documents yet; add documents with `esa ingest`")
     if former:
-        print(f"{len(former):,} former versions: their files have changed or were removed")
-    if stored.synced_file_count:
-        print(f"{stored.synced_file_count:,} files of `esa ingest --words`, searched with BM25")
+        print(f"{terminal.pluralize(len(former), 'former version')} of changed or removed files")
+    if count := stored.synced_file_count:
+        print(f"{terminal.pluralize(count, 'file')} of `esa ingest --words`, searched with BM25")
 
 
 @library.command("show")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
@@ -47,18 +48,28 @@ def print_passages(
     passages are printed whole only if `is_whole`."""
     from rich.text import Text
 
-    is_terminal, columns = console.is_terminal, shutil.get_terminal_size().columns
-    width = min(MAX_WIDTH, max(40, columns)) if is_terminal else PIPE_WIDTH
     for number, passage in passages:
         place = make_printable_line(passage.describe_place())
-        heading = Text(f"[{number}] {place}" if has_numbers else place, "cyan")
-        body = format_passage_text(passage, quotation, "" if is_terminal else "»«")
-        max_lines = MAX_LINES if is_terminal and not is_whole else None
+        style = f"cyan{make_link_style(passage.source)}"
+        heading = Text(f"[{number}] {place}" if has_numbers else place, style)
+        body = format_passage_text(passage, quotation, "" if console.is_terminal else "»«")
+        max_lines = MAX_LINES if console.is_terminal and not is_whole else None
         console.print()
-        for line in wrap_text(heading, width - 2, console):
-            console.print("  ", line, sep="", soft_wrap=True)
-        for line in wrap_text(body, width - 4, console, max_lines):
-            console.print("    ", line, sep="", soft_wrap=True)
+        print_wrapped_text(console, heading, 2)
+        print_wrapped_text(console, body, 4, max_lines)
+
+
+def make_link_style(path: str) -> str:
+    """Returns the style of rich that links to a file, after a space; "" if there is no file."""
+    return f" link {Path(path).absolute().as_uri()}" if os.path.exists(path) else ""
+
+
+def print_wrapped_text(console: Any, text: Text, indent: int, max_lines: int | None = None) -> None:
+    """Prints a text on a rich console, wrapped at words and with `indent` spaces before lines."""
+    columns = max(40, shutil.get_terminal_size().columns)
+    width = min(MAX_WIDTH, columns) if console.is_terminal else PIPE_WIDTH
+    for line in wrap_text(text, width - indent, console, max_lines):
+        console.print(" " * indent * bool(line), line, sep="", soft_wrap=True)
 
 
 def wrap_text(text: Text, width: int, console: Any, max_lines: int | None = None) -> list[Text]:

@@ -191,11 +191,10 @@ class Reporter:
 
     def start_ingest_progress(self, token_count: int, expected_seconds: float) -> Progress:
         """Returns a callback that shows the progress of ingesting a number of tokens."""
-        if self.live:
-            return self.start_progress("reading")
-        expected = format_duration(expected_seconds)
-        self.show_note(f"esa: reading {token_count:,} tokens, about {expected}")
-        return self.start_progress("")
+        if not self.live:
+            expected = format_duration(expected_seconds)
+            self.show_note(f"esa: reading {token_count:,} tokens, about {expected}")
+        return self.start_progress("reading" if self.live else "")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
         """Returns a callback that shows the progress, the rate and the remaining time. The rate is
@@ -211,7 +210,8 @@ class Reporter:
             if done_count:
                 rate = done_count / max(time.monotonic() - started, 1e-9)
                 left = format_duration((total_count - done_count) / rate)
-                text += f", {rate:,.0f} {unit}/s, {left} left"
+                speed = f"{rate:,.0f}" if rate >= 1 else f"{rate:.1g}"
+                text += f", {speed} {unit}/s, {left} left"
             else:
                 started = time.monotonic()
             self.show_spinner(f"{label}: {text}" if label else text)
