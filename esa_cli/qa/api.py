@@ -300,6 +300,7 @@ class Esa:
         Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
         from esa_cli.models.files.families import has_recurrence
+        from esa_cli.qa.answering.passage_choice import is_quoted
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
@@ -331,8 +332,7 @@ class Esa:
             if on_text is not None:
                 on_text(text_piece)
 
-        options = max_new_tokens, temperature, top_p
-        limits = choose_sampling_options(self.preset.generation, *options)
+        limits = choose_sampling_options(self.preset.generation, max_new_tokens, temperature, top_p)
         sampling = SamplingParams(*limits, seed)
         asked = self.spans.count_question_tokens(question)
         free = replace(sampling, max_new_tokens=max_new_tokens)
@@ -353,6 +353,10 @@ class Esa:
                     reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
         passages, weights = compute_passage_weights(reply.evidence, placed)
+        if (quoted := reply.quotation) is not None:
+            by_name = {book.document.name: book.document for book in placed}
+            place = by_name[quoted.document].place(quoted.start)._asdict()
+            passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
         self._last = placed, weights
         finder = self.search.get_passage_finder(placed)
         has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
@@ -451,7 +455,8 @@ class Esa:
             finder = self.search.get_passage_finder(books)
             found = self.search.find_passages_to_read(searched, books, count)
             unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
-            return self.spans.rank_passages(question, found, unmentioned, progress)
+            named = finder.find_named_document(searched)
+            return self.spans.rank_passages(question, found, unmentioned, progress, named)
 
     def find_passages(
         self, question: str, books: AskedDocuments, count: int | None = COUNT,

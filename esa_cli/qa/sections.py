@@ -216,9 +216,10 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
         spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
+    texts = [re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split())) for one in quoted]
     lines = [
         f"{section.heading}{others} begins at {document.name}, {_format_place(first)}{what}:",
-        *(f"“{' '.join(one.text.split())}” ({_format_place(one)})" for one in quoted),
+        *(f"{text} ({_format_place(one)})" for text, one in zip(texts, quoted, strict=True)),
     ]
     return Reply("\n".join(lines), tuple(quoted), answered_from="section")
 

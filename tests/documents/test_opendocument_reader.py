@@ -88,9 +88,12 @@ def test_odt_says_what_is_missing() -> None:
         f"<text:tracked-changes>{deleted}</text:tracked-changes>",
         p(f"see{picture}<office:annotation>{p('why?')}</office:annotation> here"),
         p(f"{chart} and"),
-        more={"styles.xml": f"<style:header>{p('running')}</style:header><style:footer/>"},
+        more={
+            "styles.xml": f"<style:header>{p('running')}</style:header>"
+            f"<style:footer>{p('below')}</style:footer>"
+        },
     )
-    assert found.text == "see [picture: Map] here\n\nand\n\nrunning\n"
+    assert found.text == "running\n\nsee [picture: Map] here\n\nand\n\nbelow\n"
     assert found.missing == (
         "comments in the margin are left out: 1", "pictures are left out: 1",
         "charts and other embedded objects are left out: 1",

@@ -13,7 +13,7 @@ import pytest
 from tiny_reader import save_tiny_reader
 
 from esa_cli import models
-from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
 from esa_cli.qa.api import THOROUGH, Esa
@@ -53,9 +53,9 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     first = reply.evidence[0]
     assert collapse_spaces(GATE) in collapse_spaces(first.text)
     assert first.text == STORY[first.start : first.end]
-    assert first.line == STORY[: first.start].count("\n") + 1
     assert reply.quotation is not None
     place = reply.quotation
+    assert first.line == STORY[: place.start].count("\n") + 1
     assert collapse_spaces(STORY[place.start : place.end]) == reply.text
     assert first.start <= place.start < place.end <= first.end
     assert (reply.found, reply.cut, reply.answered_from) == (True, False, "text")
@@ -80,6 +80,23 @@ def test_a_thorough_answer_is_that_of_more_passages(loaded: Any, tmp_path: Path)
     assert (told.text, told.evidence) == (whole.text, whole.evidence)
     with esa(loaded, base=()) as rows, pytest.raises(UsageError, match="thorough"):
         rows.ask(QUESTION, [book(rows, STORY)], thorough=True)
+
+
+def test_the_place_is_that_of_the_quotation(asker: Esa) -> None:
+    text = f"{FILLER}\n\nBoats\n\nAhab has three.\nHe owns them. Gates\n\n{GATE}"
+    marks = (Mark(0, 1, "Piers"), Mark(text.index("Boats"), 2, "Boats"))
+    marks += (Mark(text.index("Gates"), 3, "Gates"),)
+    one = asker.ingest(replace(document(text), marks=marks))
+    reply = asker.ask(QUESTION, [one], evidence=99)
+    at = reply.quotation
+    assert at is not None
+    for passage in reply.evidence:
+        start = at.start if passage.start <= at.start < passage.end else passage.start
+        mark = next(mark for mark in reversed(marks) if mark.start <= start)
+        wanted = mark.page, mark.chapter, text.count("\n", 0, start) + 1
+        assert (passage.page, passage.chapter, passage.line) == wanted
+    assert reply.evidence[0].chapter == "Gates"
+    assert one.document.place(reply.evidence[0].start).chapter != "Gates"
 
 
 def test_which_of_several_documents(asker: Esa) -> None:

@@ -155,6 +155,16 @@ def test_what_is_quoted_without_a_reader() -> None:
     assert passage.end < third.end
 
 
+@pytest.mark.parametrize("text", ["He sleeps.", "“Now,” said he.", 'He said "now".'])
+def test_a_sentence_with_quotation_marks_gets_no_others(text: str) -> None:
+    one = document(text)
+    section = Section("I", "I", "", "", 1, 0, len(text))
+    book = Book(one, None, torch.zeros(0, 2))
+    line = quote_section(PassageSearch(), book, AskedSection(0, section)).text.splitlines()[1]
+    assert line.rpartition(" (")[0].count("“") == 1 - text.count('"') // 2
+    assert line.startswith("“" * (text[0] != "“" and '"' not in text) + text)
+
+
 class FakeReader:
     """Answers with the names that it is shown, and fails at its `failing`-th request."""
 

@@ -2,12 +2,13 @@
 
 The elements of Word are renamed to HTML elements, whose text the HTML reader extracts. The library
 python-docx is not used: it omits numbers of headings and lists, notes, restarts of page numbers,
-and text in content controls, text boxes and tracked insertions. The lines of headers and footers
-follow the text, each once. Deleted text is left out; comments are reported as missing."""
+and text in content controls, text boxes and tracked insertions. The lines of headers precede the
+text, and those of footers follow it. Deleted text is left out; comments are reported as missing."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.heading_cells import HEAD, mark_heading_cells
@@ -43,13 +44,9 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     out.page = converter.page
     converter.convert_elements_to_html(root)
     mark_heading_cells(root)
+    out.write_edge_lines(_iterate_edge_lines(zipped, "header", etree))
     write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
-    edges = [part for part in zipped.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
-    out.write_edge_lines(
-        line
-        for part in sorted(edges, key=lambda part: ("footer" in part, part))
-        for line in _list_edge_lines(zipped.parse_xml(part), etree)
-    )
+    out.write_edge_lines(_iterate_edge_lines(zipped, "footer", etree))
     if comments := len(_find_children(zipped.parse_xml_if_any("word/comments.xml"), "comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in zipped.names):
@@ -64,17 +61,17 @@ def _is_heading_row(row: Any) -> bool:
     return bold or row.find(f"{W}trPr/{W}tblHeader") is not None
 
 
-def _list_edge_lines(root: Any, etree: Any) -> list[str]:
-    """Returns the lines of a header or footer, without those that only number the page."""
-    etree.strip_elements(root, _FALLBACK, f"{W}del", with_tail=False)
-    lines = []
-    for paragraph in root.iter(f"{W}p"):
-        fields = [code.text or "" for code in paragraph.iter(f"{W}instrText")]
-        fields += [field.get(f"{W}instr", "") for field in paragraph.iter(f"{W}fldSimple")]
-        line = "".join(text.text or "" for text in paragraph.iterfind(f".//{W}t"))
-        if len(line.split()) > _PAGE_WORDS or not any("PAGE" in field for field in fields):
-            lines.append(line)
-    return lines
+def _iterate_edge_lines(zipped: ZipDocument, edge: str, etree: Any) -> Iterator[str]:
+    """Yields the lines of each `header` or `footer`, but for those that only number the page."""
+    for part in sorted(filter(re.compile(rf"word/{edge}\d*\.xml").fullmatch, zipped.names)):
+        root = zipped.parse_xml(part)
+        etree.strip_elements(root, _FALLBACK, f"{W}del", with_tail=False)
+        for paragraph in root.iter(f"{W}p"):
+            fields = [code.text or "" for code in paragraph.iter(f"{W}instrText")]
+            fields += [field.get(f"{W}instr", "") for field in paragraph.iter(f"{W}fldSimple")]
+            line = "".join(text.text or "" for text in paragraph.iterfind(f".//{W}t"))
+            if len(line.split()) > _PAGE_WORDS or not any("PAGE" in field for field in fields):
+                yield line
 
 
 def _find_children(parent: Any, tag: str) -> list[Any]:

@@ -2,7 +2,7 @@
 
 The elements of OpenDocument are renamed to HTML elements, whose text the HTML reader extracts.
 Pages are counted by the page marks of the program that last saved the document. The lines of
-headers and footers follow the text, each once. Comments are reported as missing."""
+headers precede the text, and those of footers follow it. Comments are reported as missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _NOT_SHOWN = (
     "//text:tracked-changes | //text:note-citation | //text:index-title-template | //office:forms"
     " | //table:covered-table-cell | //office:annotation"
 )
-_EDGE_LINES = "(//style:header | //style:footer)//text:p[not(.//text:page-number)]"
+_LINES = "//text:p[not(.//text:page-number)]"
+_HEADER_LINES, _FOOTER_LINES = f"//style:header{_LINES}", f"//style:footer{_LINES}"
 _RAISED = "//style:style[starts-with(style:text-properties/@style:text-position, 'super')]"
 _STYLE = "//style:style[@style:family='paragraph']"
 _BREAK = "style:paragraph-properties/@fo:break-before"
@@ -51,9 +52,9 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
     _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
     etree = import_package("lxml.etree", "lxml", name)
     mark_heading_cells(body)
+    out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _HEADER_LINES))
     write_html_text(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
-    edges = [] if styles is None else _find_elements(styles, _EDGE_LINES)
-    out.write_edge_lines("".join(line.itertext()) for line in edges)
+    out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _FOOTER_LINES))
     return out.result()
 
 
@@ -123,4 +124,4 @@ def _get_style_name(style: Any) -> str:
 
 
 def _find_elements(element: Any, xpath: str) -> Any:
-    return element.xpath(xpath, namespaces=_SPACES)
+    return [] if element is None else element.xpath(xpath, namespaces=_SPACES)

@@ -108,12 +108,14 @@ class TextBuilder:
         self.page, self.chapter, self.level = page, chapter, level
 
     def write_edge_lines(self, lines: Iterable[str]) -> None:
-        """Writes the lines of headers and footers, each once, as a chapter of their own."""
+        """Writes the lines of headers before the text, or of footers as a chapter, each once."""
+        if self._parts:
+            self.page, self.chapter, self.level = None, "Footers", 1
         self.start_paragraph()
-        self.page, self.chapter, self.level = None, "Headers and footers", 1
         for line in dict.fromkeys(" ".join(line.split()) for line in lines):
             self.end_line()
             self.flow(line)
+        self.start_paragraph()
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
         """Returns the built text, with descriptions of what is `missing` and left out."""

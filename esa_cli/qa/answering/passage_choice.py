@@ -32,6 +32,9 @@ def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
         new = [sentence for sentence in sentences if sentence not in known]
         share = sum(map(len, new)) / max(1, sum(map(len, sentences)))
         tells_more = share >= MIN_NEW and _says_something(new) and passage.weight >= NEGLIGIBLE
+        if (quote := passage.quote) is not None:
+            best = Quotation(passage.document, *quote)
+            tells_more &= not any(is_quoted(one, best) for _, one in chosen)
         if tells_more or (not chosen and is_quoted(passage, reply.quotation)):
             chosen.append((number, passage))
             known.update(sentences)

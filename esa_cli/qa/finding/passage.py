@@ -18,7 +18,7 @@ class Passage:
     """Characters [start, end) of a document, with the passage's page, line, chapter and scores.
 
     Args:
-        document, source: the document's name and path. page, line: of the beginning, from 1.
+        document, source: its name and path. page, line: of an answer's quotation or the beginning.
         title, link: of the document, or of the item in a collection.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -35,10 +36,11 @@ from esa_cli.models.text_passes.text_forward import (
 from esa_cli.qa.answering.question_form import validate_question
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import Reader, SamplingParams, ignore_text
-from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
+from esa_cli.qa.reading.table_rows import find_cell_ends, find_named_row, skip_column_name
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
 
@@ -137,25 +139,23 @@ class SpanReader(Reader):
     @torch.inference_mode()
     def rank_passages(
         self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
-        progress: Progress | None = None,
+        progress: Progress | None = None, named: str | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Reads passages, and sorts them by the log-odds that their span is the answer.
 
         Args:
             unmentioned_share: the share of a name that no document has; lowers all log-odds.
-            progress: called with (passages read, all passages); its exceptions pass through."""
+            progress: called with (passages read, all passages); its exceptions pass through.
+            named: the document that the question names; the log-odds of others are lowered."""
         rows = [find_named_row(one.text, question) for one in passages]
         texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, texts, progress)
-        scores = list(map(self.combination.compute_log_odds, passages, readings))
-        spans = [
-            span and span._replace(start=skip_column_name(text, span.start, span.end))
-            for text, (_, span, _) in zip(texts, readings, strict=True)
-        ]
-        answers = [
-            None if span is None else normalise_answer(text[span.start : span.end])
-            for text, span in zip(texts, spans, strict=True)
-        ]
+        less = [OTHER * (named not in (None, one.document)) for one in passages]
+        odds = map(self.combination.compute_log_odds, passages, readings)
+        scores = [one - lowered for one, lowered in zip(odds, less, strict=True)]
+        spans = [reading.span for reading in readings]
+        spanned = zip(texts, spans, strict=True)
+        answers = [at and normalise_answer(text[at.start : at.end]) for text, at in spanned]
         doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
         probabilities = compute_probabilities([score - doubt for score in scores], answers)
         for one, (row, _), score, probability, span in zip(
@@ -378,36 +378,38 @@ class PassageReader:
         logits = states[prompt.first : end] @ torch.stack((head["start"], head["end"])).T
         collapsed = collapse_spaces(passage)
         starts, ends = logits.T.cpu()
-        span = find_most_probable_span(collapsed, starts, ends, prompt.offsets)
+        places = _map_collapsed_offsets(passage)
+        cells = [bisect_left(places, end) for end in find_cell_ends(passage)]
+        span = find_most_probable_span(collapsed, starts, ends, prompt.offsets, cells)
         if span is not None:
-            places = _map_collapsed_offsets(passage)
-            span = Span(places[span.start], places[span.end - 1] + 1, span.log_probability)
+            end = places[span.end - 1] + 1
+            start = skip_column_name(passage, places[span.start], end)
+            span = Span(start, end, span.log_probability)
         return PassageReading(float(odds), span, float(request))
 
 
 def find_most_probable_span(
-    passage: str, start_logits: Tensor, end_logits: Tensor, offsets: Sequence[tuple[int, int]]
-) -> Span | None:
+    passage: str, start_logits: Tensor, end_logits: Tensor, offsets: Sequence[tuple[int, int]],
+    cell_ends: Sequence[int] = (),
+) -> Span | None:  # fmt: skip
     """Finds the span of a passage, with collapsed spaces, that starts and ends at words and has the
     highest product of the probabilities of its first and its last token. Returns None for a passage
-    without words. The logits (n,) and the `offsets` are of the passage's n tokens."""
+    without words. The logits (n,) and the `offsets` are of the passage's n tokens. No span goes
+    beyond the next one of the `cell_ends`, or out of a speech."""
     words = WordBoundaries(passage)
     starts = [start + (passage[start:end][:1] == " ") for start, end in offsets]
     ends = [end for _, end in offsets]
-    can_start = torch.tensor([
-        start < end and words.can_start_span(start)
-        for start, end in zip(starts, ends, strict=True)
-    ], dtype=torch.bool)  # fmt: skip
-    can_end = torch.tensor([
-        passage[end - 1] != " " and words.can_end_span(end) for end in ends
-    ], dtype=torch.bool)  # fmt: skip
+    pairs = zip(starts, ends, strict=True)
+    can_start = torch.tensor([a < b and words.can_start_span(a) for a, b in pairs]).bool()
+    can_end = torch.tensor([passage[b - 1] != " " and words.can_end_span(b) for b in ends]).bool()
+    stops = [words.find_last_end(start, cell_ends) for start in starts]
+    within = torch.tensor(ends) <= torch.tensor(stops)[:, None]
     scores = start_logits.log_softmax(0)[:, None] + end_logits.log_softmax(0)
     longest = MAX_TOKENS * (PATIENCE if words.spaceless else 1)
-    allowed = (can_start[:, None] & can_end).triu().tril(longest - 1)
+    allowed = (can_start[:, None] & can_end & within).triu().tril(longest - 1)
     if not allowed.any():
         return None
-    best = int(scores.masked_fill(~allowed, -torch.inf).argmax())
-    first, last = divmod(best, len(offsets))
+    first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(offsets))
     span = words.extend_span(starts[first], ends[last])
     return Span(*span, float(scores[first, last]))
 
@@ -450,6 +452,7 @@ UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
 QUOTES = {"`": "`", '"': '"', "”": "“", "’": "‘", "»": "«"}
 """Maps closing quotation marks to opening ones."""
 PAIRS = {"(": ")", "[": "]", "{": "}"}
+_SPEECH_MARK = re.compile(r"(?<![\s(\[\d])(”)|[“”]")  # 5” is a size; ”Ja” is Swedish
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 _MONEY = re.compile(MONEY)
 _POSSESSIVE = re.compile(r"['’]s\b")
@@ -504,6 +507,12 @@ class WordBoundaries:
         if _SPACELESS.match(before) or not _is_word_char(before) or possessive:
             return True
         return not (_is_word_char(after) or self._is_joining_mark(offset))
+
+    def find_last_end(self, offset: int, cell_ends: Sequence[int] = ()) -> int:
+        """Returns the last end of a span from `offset`: its speech's, or the next cell's."""
+        mark, cells = _SPEECH_MARK.search(self.text, offset), bisect_right(cell_ends, offset)
+        speech_end = mark.end() if mark and mark[1] else len(self.text)
+        return min([speech_end, *cell_ends[cells : cells + 1]])
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
         """Extends a span by an adjacent sign or unit, and by missing closing brackets. A quotation

@@ -1,12 +1,15 @@
-"""The rows of a table in a passage, and the one row that a question names, which has more words of
-the question than all others. Readers read this row alone, or they may quote from the next row."""
+"""The cells of a table in a passage, of which a quotation is in one, and the row that a question
+names by more words than all others; readers read it alone, or they may quote from the next row."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from esa_cli.documents.document import CELL, is_table_row
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
+
+_NEXT_CELL = re.compile(rf"; (?={CELL.pattern})")
 
 
 def find_named_row(passage: str, question: str) -> tuple[int, int]:
@@ -24,8 +27,15 @@ def find_named_row(passage: str, question: str) -> tuple[int, int]:
     return best if best in rows and most > second else whole
 
 
-def skip_column_name(row: str, start: int, end: int) -> int:
-    """Returns the start of an answer, `row[start:end]`, without the end of its column's name."""
-    cell_end = row.find(";", start, end)
-    name = CELL.match(row, start, cell_end if cell_end >= 0 else end)
-    return name.end() if name and is_table_row(row) else start
+def find_cell_ends(passage: str) -> list[int]:
+    """Returns the ascending offsets at which the rows of a table, and their named cells, end."""
+    rows = [span for span in find_sentence_spans(passage) if is_table_row(passage[slice(*span)])]
+    cells = ([one.start() for one in _NEXT_CELL.finditer(passage, *row)] for row in rows)
+    return [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]
+
+
+def skip_column_name(passage: str, start: int, end: int) -> int:
+    """Returns the start of an answer, `passage[start:end]`, without its column's name."""
+    row = passage[passage.rfind("\n", 0, start) + 1 :].partition("\n")[0]
+    name = CELL.match(passage, start, end) if is_table_row(row) else None
+    return name.end() if name else start

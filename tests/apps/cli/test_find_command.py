@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import TINY, Esa, Result, fail
 
+from esa_cli.apps.cli.commands import find_command
+from esa_cli.documents.document import Document
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -68,6 +72,25 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
     assert done.err.splitlines() == [said]
     assert run("find", "gate.txt", WORDS, "-q").err == ""
     assert not Path("library").exists()
+
+
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_a_passage_whose_best_sentences_were_printed_is_not(
+    shows_all: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ["It rains.", "Ahab has a gate.", "He sleeps.", "Ahab has a gate.", "Gates rust.", "So."]
+    text, document = " ".join(said), Document("a.txt", " ".join(said), "a.txt", "utf-8", 9)
+    starts = [sum(len(one) + 1 for one in said[:at]) for at in range(len(said) + 1)]
+    windows = [(0, 2), (1, 3), (2, 4), (4, 6), (0, 6), (3, 5)]
+    passages = [Passage.cut_from(document, starts[a], starts[b] - 1) for a, b in windows]
+    passages.append(replace(passages[1], document="b.txt"))
+    find_command.print_marked_passages(
+        passages, "Ahab's gate", find_command.FindCommandOptions(shows_all=shows_all)
+    )
+    found = re.findall(r"characters (\d+)-", capsys.readouterr().out)
+    kept = range(7) if shows_all else (0, 2, 3, 6)
+    assert found == [str(passages[at].start) for at in kept]
+    assert text[passages[1].start :].startswith("Ahab")
 
 
 @pytest.mark.usefixtures("no_model")

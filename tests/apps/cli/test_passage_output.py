@@ -107,6 +107,25 @@ def test_lines_of_code_and_rows_of_tables_are_kept(monkeypatch: pytest.MonkeyPat
     assert lines[1:] == ["  sales.csv, row 13", *(f"    {row}" for row in rows.splitlines())]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\nb\n```\n[input_shaper]\nx: 1\n```\nc\nd",
+        "FACTOR=.005\nFACTOR=.006\n```\n\na\nb",
+        "a\nb\n~~~ sh\ncd x\nls -l",
+        "```\nx\n```\n\na\nb\n```\ny = 1\nz\n```",
+    ],
+)
+def test_code_in_markdown_keeps_its_lines(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of one letter are prose, which is joined."""
+    wide = re.sub("(?m)^[abcd]$", "A line of prose that only the width of the page has ended", text)
+    lines = [line.strip() for line in print_lines(make_passage(wide), 160, monkeypatch)[2:]]
+    kept = [line for line in wide.splitlines() if line and not line.startswith("A line")]
+    assert [line for line in lines if not line.startswith("A line")] == list(filter(None, kept))
+    joined = [line for line in lines if line.startswith("A line")]
+    assert [line.count("A line") for line in joined] == [2] * (wide.count("A line") // 2)
+
+
 def test_only_lines_that_the_width_ended_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     poem = (
         "he saw\nthe great ship come round the point under full sail,\nwith the wind behind her "

@@ -56,6 +56,16 @@ def test_no_passage_twice_and_none_with_nothing_to_say(
     assert choose(*passages, certainty="answer", count=1) == wanted[:1]
 
 
+def test_a_passage_whose_best_words_are_shown_is_left_out() -> None:
+    gate, rest = cut("The gate", "to the mill."), cut("Nobody", "a week.")
+    at = TEXT.index("to the mill")
+    mill = TEXT.index("burned")
+    assert choose(gate, replace(rest, quote=(at, at + 11)), certainty="answer") == [1]
+    assert choose(gate, replace(rest, quote=(mill, mill + 6)), certainty="answer") == [1, 2]
+    other = replace(rest, document="b.txt", quote=(at, at + 11))
+    assert choose(gate, other, certainty="answer") == [1, 2]
+
+
 def test_a_quoted_passage_is_always_shown() -> None:
     at = TEXT.index("24")
     quotation = Quotation("a.txt", at, at + 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
     FITS,
+    OTHER,
     Book,
     PassageFinder,
     PassageSearch,
@@ -86,6 +88,31 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
         ]
         for one, place in zip(picked, places(picked), strict=True):
             assert one.score == float(ranking[windows.index(place)])
+
+
+@pytest.mark.parametrize(
+    ("question", "named"),
+    [
+        ("Which law governs the supply agreement?", "Penhallow supply_agreement.docx"),
+        ("What do supply agreements say of Penhallow?", "Penhallow supply_agreement.docx"),
+        ("Which agreement is about supply?", None),
+        ("What is new in May 2025?", None),
+        ("Who knows the old mill?", None),  # two documents
+        ("?", None),
+    ],
+)
+def test_the_document_that_a_question_names_comes_first(question: str, named: str | None) -> None:
+    names = ["Penhallow supply_agreement.docx", "May 2025.md", "old mill.txt", "Old mill, 2.txt"]
+    texts = [GATE, BOTH, f"{BOTH} The law governs supply.", FILLER]
+    books = [
+        replace(one, document=replace(one.document, name=name))
+        for one, name in zip(made_books(*texts), names, strict=True)
+    ]
+    made, plain = PassageFinder(books), finder(*texts)
+    assert made.find_named_document(question) == named
+    less = made.score_windows(question).total - plain.score_windows(question).total
+    others = [named is not None and names[n] != named for n in made.index.documents]
+    assert less.tolist() == pytest.approx([-OTHER * other for other in others], abs=1e-5)
 
 
 @pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])

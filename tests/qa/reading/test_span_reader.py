@@ -18,6 +18,7 @@ from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.presets.preset import PROMPT
 from esa_cli.qa.reading import span
 from esa_cli.qa.reading.reader import SamplingParams
@@ -230,6 +231,10 @@ def test_the_order_is_that_of_a_loop(seed: int) -> None:
         wanted = sum(odds_of[n] for n in same) / (1 + sum(odds_of.values()))
         assert one.probability == pytest.approx(0.0 if spans[at] is None else wanted)
     assert made.rank_passages("", []) == []
+    named = made.rank_passages("", [*found[:5], replace(found[5], document="b")], named="b")
+    less = {(one.document, one.start): one.score for one in named if one.document == "a"}
+    assert less == {("a", one.start): one.score - OTHER for one in read if one.start < 5}
+    assert [one.score for one in named if one.document == "b"] == pytest.approx([totals[5]])
     late = (-0.25, -0.5, -0.5, -0.5, 0.75)
     readings = FixedReader([2.0], [-1.0])
     [one] = make_span_reader(passages=readings).rank_passages("", [replace(found[0], late=late)])

@@ -64,6 +64,28 @@ def test_the_span_is_the_best_of_a_loop(
         assert (found.start, found.end) == best[1]
 
 
+@pytest.mark.parametrize(
+    ("passage", "likely", "wanted"),
+    [
+        ("“It is Mr. ——” said Mother.", "Mr. ——” said", "Mr. ——"),
+        ("on the “Pequod” of Nantucket", "the “Pequod” of Nantucket", "the “Pequod” of Nantucket"),
+        ("a pipe of 5” width", "pipe of 5” width", "pipe of 5” width"),
+        ("hon sade ”ja” till mig", "sade ”ja” till", "sade ”ja” till"),
+        ("Day: 12 May; On call: Marlowe", "12 May; On call: Marlowe", "12 May"),
+    ],
+)
+def test_no_span_leaves_a_speech_or_a_cell(passage: str, likely: str, wanted: str) -> None:
+    at, starts, ends = passage.index(likely), *torch.zeros(2, len(passage))
+    starts[at], ends[at + len(likely) - 1] = 30.0, 20.0
+    ends[passage.index(wanted) + len(wanted) - 1] += 10.0
+    ends[passage.index(wanted) + len(wanted.rstrip(" —”")) - 1] += 5.0
+    offsets = [(one, one + 1) for one in range(len(passage))]
+    cells = [passage.index("; "), len(passage)] if "; " in passage else []
+    found = find_most_probable_span(passage, starts, ends, offsets, cells)
+    assert found is not None
+    assert passage[found.start : found.end] == wanted
+
+
 @pytest.mark.parametrize("passage", ["", "...", "?!", "- ' -"])
 def test_a_passage_without_words_has_none(passage: str) -> None:
     offsets = [(at, at + 1) for at in range(len(passage))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import table_files
 
 from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
-from esa_cli.qa.reading.table_rows import find_named_row, skip_column_name
+from esa_cli.qa.reading.table_rows import find_cell_ends, find_named_row, skip_column_name
 
 SHEET = """The office pays its staff on the last day of a month.
 
@@ -53,6 +54,17 @@ def test_the_name_of_a_column_is_no_answer(quoted: str, value: str) -> None:
     assert row[skip_column_name(row, start, end) : end] == value
     prose = "He said: go; and he left."
     assert skip_column_name(prose, 0, len(prose)) == 0
+
+
+def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
+    ends = [
+        at
+        for at in range(1, len(SHEET) + 1)
+        if re.match(r"; [A-Z][a-z ]+: ", SHEET[at:])
+        or (SHEET[at : at + 1] == "\n" and "; " in SHEET[:at].splitlines()[-1])
+    ]
+    assert find_cell_ends(SHEET) == ends
+    assert find_cell_ends("He came; she said: go.") == []
 
 
 def test_rows_of_a_sheet_are_sentences() -> None:

@@ -194,7 +194,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_marked_passages(passages, question, opts.verbose)
+            print_marked_passages(passages, question, opts)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -206,20 +206,16 @@ def find(
 
 
 def _find_passages(
-    finder: LazyPassageFinder,
-    question: str,
-    books: list[Book],
-    opts: FindCommandOptions,
+    finder: LazyPassageFinder, question: str, books: list[Book], opts: FindCommandOptions,
     reporter: terminal.Reporter,
-) -> Sequence[Passage]:
+) -> Sequence[Passage]:  # fmt: skip
     """Returns the passages that fit a question, best first, or with --all in document order."""
     from esa_cli.qa.finding.passage_finder import add_token_ranges, find_passages_with_words
 
     placed = add_token_ranges(books)
-    passages: Sequence[Passage]
     if opts.is_word_search:
         result = find_passages_with_words(question, placed)
-        passages = result.passages
+        passages: Sequence[Passage] = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
             reporter.show_note(f"esa: no passage has all of the words; these passages have {part}")
@@ -246,19 +242,31 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
     return terminal.make_printable_line(document_name if path_or_dash == "-" else path_or_dash)
 
 
-def print_marked_passages(passages: Sequence[Passage], question: str, is_verbose: bool) -> None:
-    """Prints passages, each below its file and line; on a terminal the question's words are red."""
+def print_marked_passages(
+    passages: Sequence[Passage], question: str, opts: FindCommandOptions
+) -> None:
+    """Prints passages, each below its file and line; on a terminal the question's words are red.
+    Without --all, none whose sentences with most of these words were printed before."""
     from rich.text import Text
 
-    from esa_cli.qa.finding.words import find_shared_words
+    from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 
-    console = terminal.make_rich_console(sys.stdout)
+    console, printed = terminal.make_rich_console(sys.stdout), set[tuple[str, int]]()
     for number, passage in enumerate(passages):
+        words = find_shared_words(passage.text, question)
+        counts = {
+            (passage.document, passage.start + a): sum(a <= at < b for at, _ in words)
+            for a, b in find_sentence_spans(passage.text)
+        }
+        best = {one for one, count in counts.items() if count == max(counts.values())}
+        if number and not opts.shows_all and best <= printed:
+            continue
+        printed |= counts.keys()
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += map(terminal.make_printable_line, passage.list_names())
-        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
+        details += [f"characters {passage.start}-{passage.end}"] * opts.verbose
         probability = f"{passage.probability or 0.0:.2f}"
-        details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
+        details += [f"probability {probability}"] * (opts.verbose or probability != "0.00")
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         console.print("\n" * bool(number), end="")
         style = f"bold{passage_output.make_link_style(passage.source)}"
@@ -406,13 +414,9 @@ def collect(
 
 
 def _collect_and_print_places(
-    esa: Esa,
-    question: str,
-    books: Sequence[Book],
-    opts: CollectCommandOptions,
-    file: CollectedPlacesFile,
-    reporter: terminal.Reporter,
-) -> tuple[list[CollectedPlace], ReadingCoverage]:
+    esa: Esa, question: str, books: Sequence[Book], opts: CollectCommandOptions,
+    file: CollectedPlacesFile, reporter: terminal.Reporter,
+) -> tuple[list[CollectedPlace], ReadingCoverage]:  # fmt: skip
     """Prints the places of this and an earlier run even after Ctrl-C, and returns the places."""
     progress = reporter.start_progress("reading again", "passages")
 
@@ -476,6 +480,6 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
     else:
         writer = csv.DictWriter(sys.stdout, FIELDS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        for place in places:
-            row = {name: value for name, value in place.to_json().items() if value is not None}
-            writer.writerow({k: terminal.strip_control_chars(str(v)) for k, v in row.items()})
+        for row in (place.to_json() for place in places):
+            given = {name: str(value) for name, value in row.items() if value is not None}
+            writer.writerow({k: terminal.strip_control_chars(v) for k, v in given.items()})

@@ -31,17 +31,18 @@ meaning."""
 _FULL = 0.75
 """The share of the longest line that a line must have if only the width ended it."""
 _TOKEN = re.compile(r"\s+|\S+")
+_CODE = re.compile(
+    r"\A(?:(?!^ {0,3}(?:```|~~~)).)*^ {0,3}(?:```|~~~)$(?=\n\n|\Z)"  # the text begins with code
+    r"|^ {0,3}(```|~~~)[^`\n]*$.*?(?:^ {0,3}\1[^\n]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 _LIST_ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s")
 
 
 def print_passages(
-    passages: Sequence[tuple[int, Passage]],
-    quotation: Quotation | None,
-    console: Any,
-    *,
-    has_numbers: bool = False,
-    is_whole: bool = False,
-) -> None:
+    passages: Sequence[tuple[int, Passage]], quotation: Quotation | None, console: Any, *,
+    has_numbers: bool = False, is_whole: bool = False,
+) -> None:  # fmt: skip
     """Prints passages on a rich console, each after an empty line, with the quotation in bold on a
     terminal and between »marks« elsewhere, and their numbers if `has_numbers`. On a terminal long
     passages are printed whole only if `is_whole`."""
@@ -79,9 +80,8 @@ def wrap_text(text: Text, width: int, console: Any, max_lines: int | None = None
         line.rstrip()
     if max_lines is None or len(lines) <= max_lines:
         return lines
-    marked = next(
-        (i for i, line in enumerate(lines) if any(s.style == MARK for s in line.spans)), 0
-    )
+    are_marked = [any(span.style == MARK for span in line.spans) for line in lines]
+    marked = are_marked.index(max(are_marked))
     first = max(0, min(marked - 2, len(lines) - max_lines))
     lines, is_end = lines[first : first + max_lines], first + max_lines >= len(lines)
     if first:
@@ -101,13 +101,14 @@ def format_passage_text(passage: Passage, quotation: Quotation | None, marks: st
         first, last = quotation.start - passage.start, quotation.end - passage.start
     words, out = passage.text, Text()
     last = min(last, len(words.rstrip()))
-    keeps_lines = _has_meaningful_lines(passage.source)
+    kept_lines = _find_meaningful_lines(passage.source, words)
     longest = max(map(len, words.splitlines()), default=0)
     for token in _TOKEN.finditer(words):
         start, end, piece = token.start(), token.end(), token[0]
         if piece.isspace() and (start == 0 or end == len(words)):
             continue
         if piece.isspace():
+            keeps_lines = any(a <= start < b for a, b in kept_lines)
             piece = _choose_white_space(words, start, end, longest, keeps_lines)
             out.append(piece, MARK if first < start and end < last else None)
             continue
@@ -121,12 +122,13 @@ def format_passage_text(passage: Passage, quotation: Quotation | None, marks: st
     return out
 
 
-def _has_meaningful_lines(path: str) -> bool:
-    """Whether the lines of a document are lines of code or rows of a table."""
+def _find_meaningful_lines(path: str, text: str) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of lines of code or rows of a table in a passage."""
     reader = choose_reader(b"", path)
-    if reader is BUILT_IN["text"]:
-        return PurePath(path.lower()).suffix not in _PROSE
-    return reader in (BUILT_IN["csv"], BUILT_IN["sheets"])
+    if reader is BUILT_IN["markdown"]:
+        return [(code.start() - 1, code.end() + 1) for code in _CODE.finditer(text)]
+    is_code = reader is BUILT_IN["text"] and PurePath(path.lower()).suffix not in _PROSE
+    return [(0, len(text))] * (is_code or reader in (BUILT_IN["csv"], BUILT_IN["sheets"]))
 
 
 def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lines: bool) -> str:
