@@ -84,9 +84,7 @@ def test_a_passage_whose_best_sentences_were_printed_is_not(
     windows = [(0, 2), (1, 3), (2, 4), (4, 6), (0, 6), (3, 5)]
     passages = [Passage.cut_from(document, starts[a], starts[b] - 1) for a, b in windows]
     passages.append(replace(passages[1], document="b.txt"))
-    find_command.print_marked_passages(
-        passages, "Ahab's gate", find_command.FindCommandOptions(shows_all=shows_all)
-    )
+    find_command.print_marked_passages(passages, "Ahab's gate", True, shows_all=shows_all)
     found = re.findall(r"characters (\d+)-", capsys.readouterr().out)
     kept = range(7) if shows_all else (0, 2, 3, 6)
     assert found == [str(passages[at].start) for at in kept]

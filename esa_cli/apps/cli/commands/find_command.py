@@ -194,7 +194,7 @@ def find(
             for file in files:
                 print(format_path_unless_stdin(file["document"], file["source"]))
         else:
-            print_marked_passages(passages, question, opts)
+            print_marked_passages(passages, question, opts.verbose, shows_all=opts.shows_all)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
             which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
@@ -243,10 +243,10 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
 
 
 def print_marked_passages(
-    passages: Sequence[Passage], question: str, opts: FindCommandOptions
+    passages: Sequence[Passage], question: str, is_verbose: bool, *, shows_all: bool
 ) -> None:
     """Prints passages, each below its file and line; on a terminal the question's words are red.
-    Without --all, none whose sentences with most of these words were printed before."""
+    Unless `shows_all`, none whose sentences with most of these words were printed before."""
     from rich.text import Text
 
     from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
@@ -259,14 +259,14 @@ def print_marked_passages(
             for a, b in find_sentence_spans(passage.text)
         }
         best = {one for one, count in counts.items() if count == max(counts.values())}
-        if number and not opts.shows_all and best <= printed:
+        if number and not shows_all and best <= printed:
             continue
         printed |= counts.keys()
         details = [] if passage.page is None else [f"page {passage.page}"]
         details += map(terminal.make_printable_line, passage.list_names())
-        details += [f"characters {passage.start}-{passage.end}"] * opts.verbose
+        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
         probability = f"{passage.probability or 0.0:.2f}"
-        details += [f"probability {probability}"] * (opts.verbose or probability != "0.00")
+        details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
         place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
         console.print("\n" * bool(number), end="")
         style = f"bold{passage_output.make_link_style(passage.source)}"
