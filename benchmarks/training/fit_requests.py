@@ -31,7 +31,7 @@ MOST, OTHERS = 250, 1.6
 CHARACTERS = 700
 """The characters of a passage that are read."""
 PENALTY, FOLDS = 1e-3, 5
-THRESHOLDS = (0.5, 0.7, 0.8, 0.9)
+THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 class Question(NamedTuple):

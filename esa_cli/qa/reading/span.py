@@ -180,8 +180,9 @@ class SpanReader(Reader):
         probability = None if best is None or best.quote is None else best.probability
         certainty = self.combination.get_certainty(probability or 0.0)
         if best is not None and certainty != "answer" and self._settings.form == "auto":
-            [reading] = self.passages.read_passages(question, [best.text])
-            if reading.request_log_odds >= REQUEST:
+            texts = [one.text for one in passages[:3]]
+            odds = [one.request_log_odds for one in self.passages.read_passages(question, texts)]
+            if sum(odds) / len(odds) >= REQUEST:
                 return Reply(NEEDS_READER, found=False, certainty="nothing")
         if best is None or best.quote is None or certainty == "nothing":
             return Reply(NOT_TOLD, found=False, certainty="nothing", probability=probability)
@@ -201,9 +202,10 @@ MAX_TOKENS = 32
 PATIENCE = 3
 """The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 HEAD_VECTORS, HEAD_BIASES = {"start", "end", "has", "request"}, {"bias", "request_bias"}
-REQUEST = 1.4
-"""The minimum log-odds of a question that asks for more than a quotation: of pairs about texts that
-the head was not fitted to, 71 % of such questions reach them, and 3 % of others."""
+REQUEST = 3.0
+"""The minimum mean log-odds, with three passages, of a question that asks for more than a
+quotation: with one, 78 % of such questions in English, 35 % in other languages and 0.5 % of other
+questions reach them, of pairs about texts that the head was not fitted to."""
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
