@@ -103,15 +103,10 @@ class IngestProgressDisplay(IngestEvents):
 
 @contextmanager
 def open_model(
-    preset: Preset | CheckedPreset,
-    model_options: ModelOptions,
-    reporter: Reporter,
-    *,
-    keep: bool | None = None,
-    kv_dtype: str = "int8",
-    library: Library | None = None,
+    preset: Preset | CheckedPreset, model_options: ModelOptions, reporter: Reporter, *,
+    keep: bool | None = None, kv_dtype: str = "int8", library: Library | None = None,
     reader: ReaderChoice | None = None,
-) -> Iterator[Esa]:
+) -> Iterator[Esa]:  # fmt: skip
     """A context manager that loads the model of a preset, and closes the model at the end.
 
     Args:
@@ -164,16 +159,9 @@ class DocumentOpener:
     Raises LibraryError. DocumentError: no file can be read. UsageError: there is no document."""
 
     def __init__(
-        self,
-        files: InputFiles,
-        library: Library,
-        reporter: Reporter,
-        stack: ExitStack,
-        *,
-        limit: int | None,
-        in_library: bool = False,
-        keep: bool | None = None,
-    ) -> None:
+        self, files: InputFiles, library: Library, reporter: Reporter, stack: ExitStack, *,
+        limit: int | None, in_library: bool = False, keep: bool | None = None,
+    ) -> None:  # fmt: skip
         self._reporter, self._limit, self._in_library = reporter, limit, in_library
         self._catalogue: Catalogue | None = None
         """The catalogue with the words of all candidates, if only some candidates are opened."""
@@ -202,14 +190,10 @@ class DocumentOpener:
         """The named documents, which every question is asked about."""
 
     def open_documents(
-        self,
-        question: str,
-        named_books: Sequence[Book],
+        self, question: str, named_books: Sequence[Book],
         open_stored_document: Callable[[LibraryEntry], Book],
-        open_file: Callable[[str], Book] | None,
-        *,
-        all_that_match: bool = False,
-    ) -> list[Book]:
+        open_file: Callable[[str], Book] | None, *, all_that_match: bool = False,
+    ) -> list[Book]:  # fmt: skip
         """Returns the named documents, and opens the candidate documents that fit a question best
         or, with `all_that_match`, all candidate documents that contain a word of the question.
         Raises UsageError: no document can be used."""
@@ -323,15 +307,9 @@ class LazyPassageFinder:
     documents without a token index are ingested before the search."""
 
     def __init__(
-        self,
-        preset: Preset,
-        model: ModelOptions,
-        library: Library,
-        reporter: Reporter,
-        load_model: Callable[[], Esa],
-        *,
-        ingests_new: bool = False,
-    ) -> None:
+        self, preset: Preset, model: ModelOptions, library: Library, reporter: Reporter,
+        load_model: Callable[[], Esa], *, ingests_new: bool = False,
+    ) -> None:  # fmt: skip
         # Checked now, because later an error of the options would be reported for each document.
         _ = model.choose_device_and_dtype(), get_memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter

@@ -99,15 +99,10 @@ class AllowedDocuments:
     request opens at most `max_opened` documents, or all if that is None."""
 
     def __init__(
-        self,
-        esa: Esa,
-        given_books: Sequence[Any],
-        allowed_folders: Sequence[Path],
-        library: Library | None = None,
-        *,
-        with_library: bool = False,
+        self, esa: Esa, given_books: Sequence[Any], allowed_folders: Sequence[Path],
+        library: Library | None = None, *, with_library: bool = False,
         max_opened: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.esa, self.given_books = esa, list(given_books)
         self.allowed_folders = [folder.resolve(strict=True) for folder in allowed_folders]
         self.library, self.has_stored = library or Library(), with_library
@@ -230,15 +225,10 @@ class AllowedDocuments:
         return found
 
     def open_documents(
-        self,
-        named: Sequence[RequestableDocument],
-        progress: Progress | None = None,
-        question: str = "",
-        left_out: list[str] | None = None,
-        *,
-        read: bool | None = None,
+        self, named: Sequence[RequestableDocument], progress: Progress | None = None,
+        question: str = "", left_out: list[str] | None = None, *, read: bool | None = None,
         open_book: Callable[[Document], Any] | None = None,
-    ) -> list[OpenDocument]:
+    ) -> list[OpenDocument]:  # fmt: skip
         """Opens the named documents or, if there are too many, those that fit the question best.
         Only the server's `JobThread` may call `open_documents`.
 
@@ -283,12 +273,9 @@ class AllowedDocuments:
         return list(opened.values())
 
     def _rank_documents_for_question(
-        self,
-        question: str,
-        named: Sequence[RequestableDocument],
-        progress: Progress | None,
+        self, question: str, named: Sequence[RequestableDocument], progress: Progress | None,
         left_out: list[str],
-    ) -> list[RequestableDocument]:
+    ) -> list[RequestableDocument]:  # fmt: skip
         """Returns the named documents that can be read, those that fit a question best first."""
         files = {one.path: one for one in named if one.path and not one.document}
         texts = {document.text.digest: document for document in named if document.text}

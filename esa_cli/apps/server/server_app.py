@@ -238,15 +238,10 @@ class ServerLimits:
 
 
 def make_asgi_app(
-    esa: Esa,
-    documents: AllowedDocuments,
-    token: str | None,
-    limits: ServerLimits,
-    log_answer: Callable[[str], None],
-    log_error: Callable[[str], None],
-    mcp_tools: McpDocumentTools | None = None,
-    access_log: Middleware | None = None,
-) -> Starlette:
+    esa: Esa, documents: AllowedDocuments, token: str | None, limits: ServerLimits,
+    log_answer: Callable[[str], None], log_error: Callable[[str], None],
+    mcp_tools: McpDocumentTools | None = None, access_log: Middleware | None = None,
+) -> Starlette:  # fmt: skip
     """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
     are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp.
     `access_log` is an `AccessLogMiddleware`, if requests are logged."""
@@ -435,13 +430,9 @@ class _ServerRoutes:
         return answer_chat_request
 
     async def _stream_answer(
-        self,
-        chat_request: ChatRequest,
-        completion: ChatCompletionMaker,
-        first: Event,
-        events: Events,
-        note: NoteFacts,
-    ) -> AsyncIterator[bytes]:
+        self, chat_request: ChatRequest, completion: ChatCompletionMaker, first: Event,
+        events: Events, note: NoteFacts,
+    ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yields an answer or error as server-sent events, after the HTTP status has been sent."""
         kind, value = first
         try:

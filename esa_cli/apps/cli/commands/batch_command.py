@@ -125,12 +125,9 @@ def batch(
 
 
 def _load_batch_questions(
-    questions_file: Path,
-    answers: Path,
-    default_documents: Sequence[str],
-    answer_settings: Mapping[str, Any],
-    reporter: terminal.Reporter,
-) -> list[BatchQuestion]:
+    questions_file: Path, answers: Path, default_documents: Sequence[str],
+    answer_settings: Mapping[str, Any], reporter: terminal.Reporter,
+) -> list[BatchQuestion]:  # fmt: skip
     if "-" in default_documents:
         raise UsageError("a document must be a file, got standard input (-)", SAVE_INPUT)
     output_paths.check_output_file("--out", answers, [str(questions_file)], "the questions file")
@@ -288,13 +285,10 @@ def copy_answers_from_shard_files(
 
 
 def answer_batch_questions(
-    esa: Esa,
-    questions: Sequence[BatchQuestion],
-    answers: AnswersFile,
-    ask_arguments: Mapping[str, Any],
-    progress: Callable[[], None] = lambda: None,
+    esa: Esa, questions: Sequence[BatchQuestion], answers: AnswersFile,
+    ask_arguments: Mapping[str, Any], progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
-) -> None:
+) -> None:  # fmt: skip
     """Answers the questions without a row in the answers file; `warn` is called for each file that
     cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
     cache = OpenDocumentCache(esa)

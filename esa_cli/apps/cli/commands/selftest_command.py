@@ -108,13 +108,9 @@ def _check_settings_and_read_haystack(
 
 
 def _run_selftests(
-    settings: SelftestSettings,
-    preset: Preset,
-    model: options.ModelOptions,
-    haystack: Haystack,
-    common: options.MethodComparisonOptions,
-    reporter: terminal.Reporter,
-) -> None:
+    settings: SelftestSettings, preset: Preset, model: options.ModelOptions, haystack: Haystack,
+    common: options.MethodComparisonOptions, reporter: terminal.Reporter,
+) -> None:  # fmt: skip
     from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
@@ -421,12 +417,9 @@ def _bench_finders(
 
 
 def _print_benchmark_scores(
-    selection: BenchRecordSelection,
-    journal: ResultsFile,
-    too_long: list[dict[str, str]],
-    as_json: bool,
-    is_complete: bool,
-) -> None:
+    selection: BenchRecordSelection, journal: ResultsFile, too_long: list[dict[str, str]],
+    as_json: bool, is_complete: bool,
+) -> None:  # fmt: skip
     from esa_cli.evaluation.bench import bench_run
 
     benchmark, scores = selection.benchmark, bench_run.group_scores_by_method(journal.rows)
