@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -197,6 +198,7 @@ def test_keys_typed_while_an_answer_comes_are_not_shown_and_are_the_next_line(
             shown.append(shows_keys())
             if line == "one":
                 os.write(keyboard, b"two\n")
+                assert select.select([screen], [], [], 10)[0], "the keys have arrived"
             if line == "two":
                 raise KeyboardInterrupt
             if line == "three":

@@ -6,13 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.passage_output import print_passages, wrap_text
-from esa_cli.apps.cli.output.terminal import (
-    Reporter,
-    make_rich_console,
-    pluralize,
-    strip_control_chars,
-)
+from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.reply import NEEDS_READER, Reply
 from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
@@ -72,7 +68,7 @@ def print_answer_and_passages(
     if sys.stdout.isatty():
         from rich.text import Text
 
-        console = make_rich_console(sys.stdout)
+        console = terminal.make_rich_console(sys.stdout)
         text = "\n".join(line.plain for line in wrap_text(Text(text), console.width, console))
     if not is_printed and not comes_last:
         print(text, flush=True)
@@ -99,7 +95,7 @@ def _print_notes(
     warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
     if reporter.live and not reporter.is_verbose:
         first, *others = [*doubts, *notes, *warnings] or [""]
-        more = f"({pluralize(len(others), 'more note')}: add -v)" if others else ""
+        more = f"({terminal.pluralize(len(others), 'more note')}: add -v)" if others else ""
         heading = " ".join(filter(None, (lead, first, more, heading)))
         doubts, notes, lead = [], [], ""
     for doubt in filter(None, (lead, *doubts)):
