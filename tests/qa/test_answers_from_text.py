@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny_reader import save_tiny_reader
 
 from esa_cli import models
@@ -18,7 +19,7 @@ from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
 from esa_cli.qa.api import THOROUGH, Esa
 from esa_cli.qa.finding.passage_finder import Book
-from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.presets.preset import HEAD, load_preset
 from esa_cli.qa.reading import span
 from esa_cli.qa.reading.span import AnswerCombination, collapse_spaces
 from esa_cli.storage.library import Library
@@ -268,6 +269,17 @@ def test_the_adapter_reads(loaded: Any, tmp_path: Path) -> None:
     assert (adapted.log_odds, reply.certainty) != (0.0, "perhaps")
     odds = 1 + 0.5 * adapted.log_odds + 0.25 * adapted.span.log_probability
     assert reply.probability == pytest.approx(1 / (1 + math.exp(-odds)), abs=1e-4)
+
+
+def test_a_head_without_requests_reads(loaded: Any, tmp_path: Path) -> None:
+    """As one that is not fitted to requests yet; to it no question is one."""
+    folder = Path(save_tiny_reader(loaded.model, tmp_path / "adapter"))
+    head = load_file(folder / HEAD)
+    bare = {name: one for name, one in head.items() if not name.startswith("request")}
+    save_file(bare, folder / HEAD)
+    with esa(loaded, f"answer.adapter={folder}") as asker:
+        [reading] = asker.spans.passages.read_passages(QUESTION, [GATE])
+    assert reading.request_log_odds == -100
 
 
 def test_an_adapter_that_is_missing_is_said_before_documents_are_read(

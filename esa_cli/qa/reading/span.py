@@ -321,7 +321,8 @@ class PassageReader:
         adapter = LoraAdapter.load(folder, model)
         adapter.match_device_and_dtype(weight)
         with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
-            head = load_file(folder / HEAD)
+            no_request = {"request": torch.zeros(size), "request_bias": torch.tensor([-100.0])}
+            head = no_request | load_file(folder / HEAD)
             sizes = {name: len(tensor.flatten()) for name, tensor in head.items()}
             wanted = dict.fromkeys(HEAD_VECTORS, size) | dict.fromkeys(HEAD_BIASES, 1)
             if sizes != wanted:
