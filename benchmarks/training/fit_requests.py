@@ -4,7 +4,8 @@
 
 The pairs of style `request`, and 1.6 times as many others of their language, are read with their
 passages. A logistic regression of the states of the prompts' last tokens is written into the
-reader's head. The table has pairs of texts that a fit on the other texts has not seen.
+reader's head; a reader that goes on to learn needs it anew. The table has pairs of texts that a fit
+on the other texts has not seen.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def print_table(questions: list[Question], states: Tensor, is_request: Tensor) -
         odds[folds == fold] = states[folds == fold] @ weights[1:] + weights[0]
     print("| | " + " | ".join(f"{one:g}" for one in THRESHOLDS) + " |")
     print("|" + "-|" * (len(THRESHOLDS) + 1))
-    languages = torch.tensor([one.language == ENGLISH for one in questions])
-    for name, group in ((ENGLISH, languages), ("other languages", ~languages)):
+    is_english = torch.tensor([one.language == ENGLISH for one in questions])
+    for name, group in ((ENGLISH, is_english), ("other languages", ~is_english)):
         for kind, value in (("requests", 1), ("others", 0)):
             probabilities = odds[group & (is_request == value)].sigmoid()
             shares = [f"{(probabilities >= one).float().mean():.1%}" for one in THRESHOLDS]

@@ -43,7 +43,7 @@ NEVER = -1e4
 
 class ReaderModel(TrainedModel):
     """A reader in training; its head are the vectors `start`, `end` and `has` (H,), of whose
-    products with the states the last has a `bias` (1,). `request` stays as it is."""
+    products with the states the last has a `bias` (1,). `fit_requests.py` adds `request`."""
 
     losses: ClassVar = ("span", "binary", "rank")
 
@@ -86,9 +86,8 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
     loaded = job.loaded
     model, hidden = loaded.model, loaded.model.config.hidden_size
     if job.start is None:
-        head = {name: torch.zeros(hidden) for name in ("start", "end", "has", "request")}
-        # No question is a request until `fit_requests.py` has fitted the vector.
-        head |= {"bias": torch.zeros(1), "request_bias": torch.tensor([-100.0])}
+        head = {name: torch.zeros(hidden) for name in ("start", "end", "has")}
+        head["bias"] = torch.zeros(1)
         adapter = new_adapter(model, settings.rank, 2 * settings.rank, settings.seed)
     else:
         head, adapter = load_file(job.start / HEAD), LoraAdapter.load(job.start, model)

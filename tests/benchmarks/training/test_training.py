@@ -220,8 +220,7 @@ def test_a_finder_and_a_reader(
     assert record["losses"]["span"] < 0.8 * before["losses"]["span"]
     head, hidden = load_file(inner.folder / HEAD), loaded.model.config.hidden_size
     sizes = {name: one.numel() for name, one in head.items()}
-    vectors = dict.fromkeys(("start", "end", "has", "request"), hidden)
-    assert sizes == {**vectors, "bias": 1, "request_bias": 1}
+    assert sizes == {"start": hidden, "end": hidden, "has": hidden, "bias": 1}
     assert LoraAdapter.load(inner.folder, loaded.model).scale == 2.0
     assert not (inner.folder / WRONG_WINDOWS).exists()
     # A training that goes on from the result begins with its losses.
