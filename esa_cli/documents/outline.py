@@ -22,7 +22,8 @@ _KINDS = """
 1 volume band tome tomo том|1 book buch livre libro книга|1 part teil partie parte deel часть 部 卷
 2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава 章 回|2 letter brief lettre carta
 2 adventure|2 canto gesang chant|2 act akt acte acto|2 appendix anhang annexe apendice anexo
-3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節|3 paragraph §
+3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節
+3 paragraph paragraphe parrafo §|3 clause klausel clausula ziffer 款
 3 article art artikel articulo articolo статья 条 條
 """
 KINDS = {
@@ -44,7 +45,7 @@ _NUMBERS = {word: str(number) for words in _LISTS for number, word in enumerate(
 _ROMAN = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _VALUES = dict(zip("IVXLCDM十百千", (1, 5, 10, 50, 100, 500, 1000, 10, 100, 1000), strict=True))
 _VALUES |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0}
-CHINESE = re.compile(r"(?:正文 ?)?第([\d〇零一二三四五六七八九十百千]{1,7})([章回节節条條卷部])")
+CHINESE = re.compile(r"(?:正文 ?)?第([\d〇零一二三四五六七八九十百千]{1,7})([章回节節条條款卷部])")
 WORD = re.compile(r"§|[^\W_]+(?:[.-]\d+)*")
 _SEPARATORS = " \t\u3000.:)—–-、："
 _LINE = re.compile(r"[^\n]+")
@@ -52,7 +53,7 @@ _BLANK_NEXT = re.compile(r"[ \t\r]*(?:\n[ \t\r]*(?:\n|$)|$)")
 _TITLE_BELOW = re.compile(r"\s*([^\n]{1,80})\n[ \t\r]*\n")
 _MAX_HEADING = 120
 """The maximum length of a line that is a heading, in characters."""
-_MIN_GAP = 400
+MIN_GAP = 400
 """The minimum median of characters between headings that only begin with a number."""
 _DENSE = 20
 """A text with fewer empty lines than one in so many has none around its headings."""
@@ -106,9 +107,10 @@ class _Line(NamedTuple):
     is_alone: bool
 
 
-def find_sections(document: Document) -> list[Section]:
-    """Returns the chapters and sections of a document in the order of the text."""
-    return _find_sections(document.text, document.marks)
+def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
+    """Returns the chapters and sections of a document in the order of the text; `min_gap` of 0 adds
+    the items of lists."""
+    return _find_sections(document.text, document.marks, min_gap)
 
 
 def find_contents(document: Document) -> list[tuple[int, int]]:
@@ -173,7 +175,7 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
 
 
 @lru_cache(maxsize=16)
-def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
+def _find_sections(text: str, marks: tuple[Mark, ...], min_gap: int) -> list[Section]:
     contents = _find_contents(text, marks)
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
@@ -188,7 +190,7 @@ def _find_sections(text: str, marks: tuple[Mark, ...]) -> list[Section]:
     numbered = [one for one in found if not one.kind]
     if len(marked) > 1 or sum(one.level > 1 for one in named) > 2:
         numbered = [one for one in numbered if "." in one.number]
-    by_start = {one.start: one for one in (*_choose_chains(numbered), *named, *marked)}
+    by_start = {one.start: one for one in (*_choose_chains(numbered, min_gap), *named, *marked)}
     headings, last = list[Section](), dict[str, int]()
     for _, one in sorted(by_start.items()):
         if one.number == "?":
@@ -253,7 +255,7 @@ def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section
         yield Section(line, title, kind, number, _choose_level(kind, number), start)
 
 
-def _choose_chains(candidates: Sequence[Section]) -> Iterator[Section]:
+def _choose_chains(candidates: Sequence[Section], min_gap: int) -> Iterator[Section]:
     """Yields the candidates whose numbers continue each other as those of sections do."""
     chains = list[tuple[str, list[Section]]]()
     for one in candidates:
@@ -268,7 +270,7 @@ def _choose_chains(candidates: Sequence[Section]) -> Iterator[Section]:
                 chains.append((style, [one]))
     for _, chain in chains:
         gaps = sorted(after.start - one.start for one, after in pairwise(chain))
-        if len(gaps) > 1 and gaps[len(gaps) // 2] >= _MIN_GAP:
+        if len(gaps) > 1 and gaps[len(gaps) // 2] >= min_gap:
             yield from chain
 
 

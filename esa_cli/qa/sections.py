@@ -20,6 +20,7 @@ from esa_cli.documents.document import Document
 from esa_cli.documents.outline import (
     CHINESE,
     KINDS,
+    MIN_GAP,
     WORD,
     Section,
     find_sections,
@@ -101,11 +102,14 @@ def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSec
     names = " ".join(one.name for one in documents)
     if request and request["explain"] and not KINDS.keys() & set(wanted.split()):
         return None  # "Describe Ahab" means no title
-    found = [
-        AskedSection(number, section, bool(request and request["says"]))
-        for number, document in enumerate(documents)
-        for section in find_named_sections(question, wanted, find_sections(document), names)
-    ]
+    is_small = any(_LEVELS[kind] > 2 for kind, _ in _iterate_references(question))
+    found = list[AskedSection]()
+    for min_gap in (MIN_GAP, 0)[: 1 + is_small]:  # "clause 6" may be an item of a list
+        found = found or [
+            AskedSection(number, section, bool(request and request["says"]))
+            for number, one in enumerate(documents)
+            for section in find_named_sections(question, wanted, find_sections(one, min_gap), names)
+        ]
     stem = fold(Path(names).stem)
     if not found and len(documents) == 1 and (wanted == stem or _WHOLE.fullmatch(wanted)):
         return AskedSection(0, Section(names, names, "", "", 0, 0, len(documents[0].text)))

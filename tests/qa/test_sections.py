@@ -89,6 +89,25 @@ def test_other_questions_are_searched(question: str) -> None:
     assert find_asked_section(question, [document()]) is None
 
 
+@pytest.mark.parametrize("heading", ["6.", "6 Rent", "§ 6", "§ 6 Rent", "Article 6", "Clause 6 Rent"])
+@pytest.mark.parametrize("length", [1, 30])
+def test_words_for_a_section_mean_its_number(heading: str, length: int) -> None:
+    """As a loop over the lines finds it, whatever the heading calls it, however short the text."""
+    headings = [heading.replace("6", str(n)) for n in range(1, 9)]
+    text = "\n\n".join(f"{one}\n\n" + "The rent is due in May. " * length for one in headings)
+    start = next(at for at in range(len(text)) if text[at:].startswith(f"{heading}\n"))
+    for question in (
+        "What does § 6 say?", "What is § 6 about?", "Summarise Section 6", "What is in clause 6?",
+        "What does paragraph 6 say?", "What does article 6 say?", "Was sagt Klausel 6?",
+        "Was steht in Ziffer 6?", "Que dit la clause 6 ?", "Que dit le paragraphe 6 ?",
+        "¿Qué dice la cláusula 6?", "¿Qué dice el párrafo 6?", "第六款说了什么？",
+    ):  # fmt: skip
+        asked = find_asked_section(question, [document(text)])
+        assert asked is not None, question
+        assert asked.section.start == start
+    assert find_asked_section("What does § 9 say?", [document(text)]) is None
+
+
 def test_the_document_that_has_the_section() -> None:
     other = document(PARTS[0].replace("CHAPTER I.", "CHAPTER VII."), "seven.txt")
     asked = find_asked_section("Summarise chapter 7", [document(), other])
