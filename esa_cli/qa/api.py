@@ -455,7 +455,7 @@ class Esa:
             finder = self.search.get_passage_finder(books)
             found = self.search.find_passages_to_read(searched, books, count)
             unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
-            named = finder.find_named_document(searched)
+            named = finder.find_named_documents(searched)
             return self.spans.rank_passages(question, found, unmentioned, progress, named)
 
     def find_passages(

@@ -45,8 +45,9 @@ BY_WORDS = 8
 """One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
+_YEAR = re.compile(r"\d{4,}")
 OTHER = 4.0
-"""Subtracted from log-odds in other documents than the one that a question names: a question about
+"""Subtracted from log-odds in other documents than those that a question names: a question about
 `the supply agreement` is rarely answered elsewhere."""
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 SAMPLE = 5000
@@ -240,16 +241,20 @@ class PassageFinder:
             return 0.0
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
-    def find_named_document(self, question: str) -> str | None:
-        """Returns the name of the only document whose file name has two adjacent content words of
-        the question, none a number; None if no document has, or several have."""
+    def find_named_documents(self, question: str) -> set[str]:
+        """Returns the names of the documents that a question names: of the only one whose file name
+        has two adjacent content words of the question, not both numbers, or else of those, unless
+        of all, that have a year or a longer number of the question."""
         asked, *named = (
             {(a, b) for a, b in pairwise(words) if not (a[0] + b[0]).isdecimal()}
             for text in (question, *(PurePath(one.name).stem for one in self.documents))
             for words in (find_question_words(text, self.index.languages),)
         )
         names = [one.name for one, own in zip(self.documents, named, strict=True) if own & asked]
-        return names[0] if len(names) == 1 else None
+        if len(names) != 1:
+            years = set(_YEAR.findall(question))
+            names = [one.name for one in self.documents if years & set(_YEAR.findall(one.name))]
+        return set(names) if len(names) < len(self.documents) else set()
 
     def find_passages(
         self, question: str, count: int, *, reduced: ReducedQueries | None = None
@@ -264,8 +269,8 @@ class PassageFinder:
         or are near, a word of the question or, with `reduced`, a similar meaning."""
         bm25 = self.index.compute_bm25_scores(question)
         words, fitting, ranking = divide_by_highest(bm25), bm25 > 0, self.ranking
-        named = self.find_named_document(question)
-        others = torch.tensor([named not in (None, one.name) for one in self.documents])
+        named = self.find_named_documents(question)
+        others = torch.tensor([bool(named) and one.name not in named for one in self.documents])
         less = OTHER * others[self.index.documents]
         total = ranking.compute_bm25_odds(words) - less
         if reduced is None or not self._indexed:

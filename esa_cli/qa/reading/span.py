@@ -11,7 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -139,18 +139,18 @@ class SpanReader(Reader):
     @torch.inference_mode()
     def rank_passages(
         self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
-        progress: Progress | None = None, named: str | None = None,
+        progress: Progress | None = None, named: Collection[str] = (),
     ) -> list[Passage]:  # fmt: skip
         """Reads passages, and sorts them by the log-odds that their span is the answer.
 
         Args:
             unmentioned_share: the share of a name that no document has; lowers all log-odds.
             progress: called with (passages read, all passages); its exceptions pass through.
-            named: the document that the question names; the log-odds of others are lowered."""
+            named: the documents that the question names; the log-odds of others are lowered."""
         rows = [find_named_row(one.text, question) for one in passages]
         texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, texts, progress)
-        less = [OTHER * (named not in (None, one.document)) for one in passages]
+        less = [OTHER * (bool(named) and one.document not in named) for one in passages]
         odds = map(self.combination.compute_log_odds, passages, readings)
         scores = [one - lowered for one, lowered in zip(odds, less, strict=True)]
         spans = [reading.span for reading in readings]

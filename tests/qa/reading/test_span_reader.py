@@ -231,7 +231,7 @@ def test_the_order_is_that_of_a_loop(seed: int) -> None:
         wanted = sum(odds_of[n] for n in same) / (1 + sum(odds_of.values()))
         assert one.probability == pytest.approx(0.0 if spans[at] is None else wanted)
     assert made.rank_passages("", []) == []
-    named = made.rank_passages("", [*found[:5], replace(found[5], document="b")], named="b")
+    named = made.rank_passages("", [*found[:5], replace(found[5], document="b")], named={"b"})
     less = {(one.document, one.start): one.score for one in named if one.document == "a"}
     assert less == {("a", one.start): one.score - OTHER for one in read if one.start < 5}
     assert [one.score for one in named if one.document == "b"] == pytest.approx([totals[5]])

@@ -90,13 +90,16 @@ def _print_notes(
     reply: Reply, notes: Sequence[str], lead: str, heading: str, reporter: Reporter
 ) -> None:
     """Prints doubts about an answer, and notes, between two sentences. On a terminal all are one
-    line with the first doubt, note or warning, and the number of the others."""
+    line with the first doubt, note or warning, the first file that is left out, and the number of
+    the others."""
     doubts = [NOT_FOUND] * reply.doubtful + [CUT_OFF] * reply.cut
     warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
     if reporter.live and not reporter.is_verbose:
         first, *others = [*doubts, *notes, *warnings] or [""]
-        more = f"({terminal.pluralize(len(others), 'more note')}: add -v)" if others else ""
-        heading = " ".join(filter(None, (lead, first, more, heading)))
+        file = next((line for line in others if line.startswith("left out: ")), "")
+        count = len(others) - bool(file)
+        more = f"({terminal.pluralize(count, 'more note')}: add -v)" if count else ""
+        heading = " ".join(filter(None, (lead, first, file, more, heading)))
         doubts, notes, lead = [], [], ""
     for doubt in filter(None, (lead, *doubts)):
         reporter.warn(doubt)
