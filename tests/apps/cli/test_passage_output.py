@@ -88,6 +88,24 @@ def test_a_quotation_far_from_the_beginning_is_shown(monkeypatch: pytest.MonkeyP
     assert len(lines) == 2 + passage_output.MAX_LINES
 
 
+@pytest.mark.parametrize("count", [1, 5, 7, 8, 9, 20])
+@pytest.mark.parametrize("before", [0, 1, 30])
+def test_no_line_with_quoted_words_is_cut(
+    count: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many lines as the quotation has, and no more unless there is room."""
+    code = [f"line_{n} = {n}" for n in range(before + count + 30)]
+    quoted = code[before : before + count]
+    passage = make_passage("\n".join(code), "src/bell.py")
+    lines = [
+        line.strip(" …") for line in print_lines(passage, 60, monkeypatch, "\n".join(quoted))[2:]
+    ]
+    at = lines.index(quoted[0])
+    assert lines[at : at + count] == quoted
+    assert len(lines) == max(count, passage_output.MAX_LINES)
+    assert at == min(before, 2, max(0, passage_output.MAX_LINES - count))
+
+
 def test_a_pipe_gets_the_whole_passage_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = print_lines(make_passage(STORY), 160, monkeypatch, "Bottle", has_numbers=True)
     assert lines[1] == "  [1] notes.md:13"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_WIDTH, PIPE_WIDTH = 100, 160
 """Columns of the text on a terminal, since long lines are hard to read, and in a file or pipe."""
 MAX_LINES = 8
-"""Lines of a passage's text on a terminal, unless the whole passage is wanted."""
+"""Lines of a passage's text on a terminal, unless the whole passage is wanted or more are quoted."""
 MARK = "bold underline"
 _PROSE = (".txt", ".text", ".log", "")
 _NOT_WRAPPED = 200
@@ -74,21 +74,22 @@ def print_wrapped_text(console: Any, text: Text, indent: int, max_lines: int | N
 
 def wrap_text(text: Text, width: int, console: Any, max_lines: int | None = None) -> list[Text]:
     """Wraps a text at words to lines of at most `width` columns. If there are more lines than
-    `max_lines`, those with a mark and the nearest lines are returned, with … where text is cut."""
+    `max_lines`, all with a mark and the nearest lines are returned, with … where text is cut."""
     lines = [*text.wrap(console, width - 2 if max_lines else width)]
     for line in lines:
         line.rstrip()
     if max_lines is None or len(lines) <= max_lines:
         return lines
-    are_marked = [any(span.style == MARK for span in line.spans) for line in lines]
-    marked = are_marked.index(max(are_marked))
-    first = max(0, min(marked - 2, len(lines) - max_lines))
-    lines, is_end = lines[first : first + max_lines], first + max_lines >= len(lines)
+    marked = [n for n, line in enumerate(lines) if any(span.style == MARK for span in line.spans)]
+    begin, end = (marked[0], marked[-1] + 1) if marked else (0, 0)
+    max_lines = max(max_lines, end - begin)
+    first = max(0, end - max_lines, min(begin - 2, len(lines) - max_lines))
+    shown = lines[first : first + max_lines]
     if first:
-        lines[0] = type(text)("… ") + lines[0]
-    if not is_end:
-        lines[-1].append(" …")
-    return lines
+        shown[0] = type(text)("… ") + shown[0]
+    if first + max_lines < len(lines):
+        shown[-1].append(" …")
+    return shown
 
 
 def format_passage_text(passage: Passage, quotation: Quotation | None, marks: str = "") -> Text:
