@@ -89,7 +89,9 @@ def test_other_questions_are_searched(question: str) -> None:
     assert find_asked_section(question, [document()]) is None
 
 
-@pytest.mark.parametrize("heading", ["6.", "6 Rent", "§ 6", "§ 6 Rent", "Article 6", "Clause 6 Rent"])
+@pytest.mark.parametrize(
+    "heading", ["6.", "6 Rent", "§ 6", "§ 6 Rent", "Article 6", "Clause 6 Rent"]
+)
 @pytest.mark.parametrize("length", [1, 30])
 def test_words_for_a_section_mean_its_number(heading: str, length: int) -> None:
     """As a loop over the lines finds it, whatever the heading calls it, however short the text."""

@@ -206,6 +206,13 @@ REQUEST = 3.0
 """The minimum mean log-odds, with three passages, of a question that asks for more than a
 quotation: with one, 75 % of such questions in English, 34 % in other languages and 0.3 % of other
 questions reach them, of pairs about texts that the head was not fitted to."""
+_NEGATION = re.compile(
+    r"(?:(?<!\w)(?<!or )(?:not|no|never|cannot|\w+n['’]t|nicht|nie|niemals|kein\w*|nunca|jamás|ne"
+    r"|(?:n(?:e\s|['’])\w+\s)?(?:pas|jamais))"
+    r"(?:[ \t]+|(?<!: no)\n)(?:(?!and |but |or |und )\w{1,3}\s+)?|[不没沒未])$",
+    re.IGNORECASE,
+)
+"""Matches a negation at the end, and a short word after it; a value such as `key: no` is none."""
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
@@ -387,7 +394,7 @@ class PassageReader:
         if span is not None:
             end = places[span.end - 1] + 1
             start = skip_column_name(passage, places[span.start], end)
-            span = Span(start, end, span.log_probability)
+            span = Span(find_negation(passage, start), end, span.log_probability)
         return PassageReading(float(odds), span, float(request))
 
 
@@ -415,6 +422,13 @@ def find_most_probable_span(
     first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(offsets))
     span = words.extend_span(starts[first], ends[last])
     return Span(*span, float(scores[first, last]))
+
+
+def find_negation(passage: str, start: int) -> int:
+    """Returns where the negation before a span begins, or else `start`: without it, "allowed" would
+    be quoted from "not allowed" and "not be allowed"."""
+    found = _NEGATION.search(passage, max(0, start - 30), start)
+    return found.start() if found else start
 
 
 def _find_matching_sentence(question: str, passage: str) -> Span | None:

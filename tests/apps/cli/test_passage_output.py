@@ -195,13 +195,20 @@ def test_one_line_of_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = Reply(
         NOT_TOLD, (make_passage(STORY),), False, certainty="nothing", missing_words=("Victoria",)
     )
-    found = ["esa: old: 2 files to read; left out: c.png", "esa: left out: a.pdf", "esa: left out: b"]
+    found = [
+        "esa: old: 2 files to read; left out: c.png",
+        "esa: left out: a.pdf",
+        "esa: left out: b",
+    ]
     lines = show(reply, monkeypatch, *found)
     assert lines[0] == NOT_TOLD
     notes = " ".join(lines[1 : lines.index("")])
     assert 'never mention "Victoria". left out: a.pdf. (2 more' in notes
     assert not any(f"left out: {file}" in notes or "a note" in notes for file in "bc")
-    assert show(Reply("It", certainty="answer"), monkeypatch, found[1]) == ["It", "left out: a.pdf."]
+    assert show(Reply("It", certainty="answer"), monkeypatch, found[1]) == [
+        "It",
+        "left out: a.pdf.",
+    ]
     lines = show(reply, monkeypatch, "esa: left out: a.png", verbose=True)
     assert lines[:3] == ["esa: a note", "esa: left out: a.png", NOT_TOLD]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from esa_cli.qa.reading.span import (
     clip_text,
     collapse_spaces,
     find_most_probable_span,
+    find_negation,
 )
 
 __all__ = ["byte_level", "byte_model"]
@@ -39,6 +41,7 @@ __all__ = ["byte_level", "byte_model"]
 QUESTION = "Who is\nthe captain?"
 PASSAGES = [
     "Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x", "x (y)", "(no) one",
+    f"{'not ' * 9}x",
 ]  # fmt: skip
 
 
@@ -113,9 +116,29 @@ def test_each_passage_is_read_as_alone_and_by_transformers(
         assert (found is None) is (wanted is None) is not any(map(str.isalnum, passage))
         if found is not None and wanted is not None:
             said = collapse_spaces(passage[found.start : found.end])
-            assert said == text[wanted.start : wanted.end]
+            assert said == text[find_negation(text, wanted.start) : wanted.end]
             assert found.log_probability == pytest.approx(wanted.log_probability, abs=1e-3)
     assert not any(layer._forward_hooks for layer in byte_model.modules())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dogs are [not |allowed].", "Dogs must [not be |kept here].", "They are [never |allowed].",
+        "Dogs [cannot |enter].", "Dogs [aren’t |allowed].", "There is [no |lift].",
+        "Hunde sind [nicht |erlaubt].", "Es gibt [keinen |Aufzug].", "Er kam [nie |an].",
+        "Les chiens [ne sont pas |admis].", "Il [n’est jamais |fermé].", "Cela [ne |ferme] pas.",
+        "[No se |permite] fumar.", "La tienda [nunca |cierra].", "这里[不|允许]带狗。",
+        "The shop does [not\n|close] on Sundays.", "We know [|Ann].", "He said no, [|and left].",
+        "He said no and [|left].", "lift: no\n[|port: 80]", "Or not [|Ann]", "[|Yes].",
+        "There is a knot [|here].", "At No. [|5] it ends.",
+    ],
+)  # fmt: skip
+def test_a_quotation_keeps_its_negation(text: str) -> None:
+    """The negation and the span stand between the brackets."""
+    plain, marked = re.sub(r"[\[\]|]", "", text), text.replace("]", "")
+    start, wanted = marked.replace("[", "").index("|"), text.index("[")
+    assert find_negation(plain, start) == wanted
 
 
 def test_progress_is_told_after_each_small_group(byte_model: Any, byte_level: Any) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_WIDTH, PIPE_WIDTH = 100, 160
 """Columns of the text on a terminal, since long lines are hard to read, and in a file or pipe."""
 MAX_LINES = 8
-"""Lines of a passage's text on a terminal, unless the whole passage is wanted or more are quoted."""
+"""Lines of a passage's text on a terminal, unless all are wanted or more are quoted."""
 MARK = "bold underline"
 _PROSE = (".txt", ".text", ".log", "")
 _NOT_WRAPPED = 200
