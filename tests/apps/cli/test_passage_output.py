@@ -157,6 +157,16 @@ def test_only_lines_that_the_width_ended_are_joined(monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
 
 
+def test_lines_of_a_quoted_mail_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "A line of a reply that only the width of the page has ended, and\nanother line like it."
+    quoted = "> The college would give us a Trotec of forty watts, would our\n> insurance pay if it burns?"
+    for text in (f"{own}\n{quoted}\n{own}", f"{quoted}\n{own}\n{quoted}"):
+        lines = [one.strip() for one in print_lines(make_passage(text, "re.eml"), 160, monkeypatch)]
+        shown = [*filter(lambda one: one.startswith(">"), lines)]
+        assert shown == quoted.split("\n") * text.count(quoted)
+        assert lines.count(own.replace("\n", " ")) == text.count(own)
+
+
 def test_wide_letters_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = print_lines(make_passage("灯塔的看守人有一只苍鹭。" * 20), 60, monkeypatch)
     assert max(map(cell_len, lines)) <= 60

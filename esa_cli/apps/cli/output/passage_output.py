@@ -145,6 +145,7 @@ def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lin
     length = start - line_start + 1 + len(next_word[0] if next_word else "")
     # The first line may be the end of a longer line.
     is_short = line_start > 0 and length < _FULL * longest
-    if longest > _NOT_WRAPPED or is_short or _LIST_ITEM.match(text, end):
+    is_quoted_mail = ">" in (text[line_start], text[end])
+    if longest > _NOT_WRAPPED or is_short or is_quoted_mail or _LIST_ITEM.match(text, end):
         return "\n"
     return " "
