@@ -67,9 +67,26 @@ def test_fields(front: str, title: str | None, link: str | None) -> None:
     assert found.text.split("\n").index("# One") in (0, front.count("\n") + 3)
 
 
+def test_toml_is_read_as_yaml_is() -> None:
+    toml = (
+        f"title = 'Ohm'\ndate = 1827-05-01\ndraft = false\nweight = 3\n"
+        f"tags = ['a', 'b']\nzotero = '{LINK}'\n[[menu.main]]\nname = 'x'\n[params]\nof = 1\n"
+    )
+    yaml = (
+        f"title: Ohm\ndate: 1827-05-01\ndraft: False\nweight: 3\n"
+        f"tags: [a, b]\nzotero: '{LINK}'\nmenu:\n  main: []\nparams:\n  of: 1\n"
+    )
+    body = "Lead, a [[note]].\n\n## Use\n\nBody.\n"
+    one, other = read(f"+++\n{toml}+++\n{body}"), read(f"---\n{yaml}---\n{body}")
+    assert "Lead, a note." in one.text
+    assert (one.text, one.marks) == (other.text, other.marks)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "+++\ntitle = a b\n+++\nx\n",
+        "+++\ntitle = 'x'\n",
         "---\ntitle: a: b\n---\nx\n",
         "---\n" + "[" * 9999 + "\n---\nx\n",
         "---\na: &a [x]\nb: *c\n---\nx\n",
@@ -77,7 +94,7 @@ def test_fields(front: str, title: str | None, link: str | None) -> None:
         "---\ntitle: x\n",
         "Prose.\n\n---\ntitle: x\n---\n",
     ],
-    ids=["colon", "deep", "anchor", "long", "open", "below"],
+    ids=["no toml", "open toml", "colon", "deep", "anchor", "long", "open", "below"],
 )
 def test_what_is_no_front_matter_stays(text: str) -> None:
     found = read(text)

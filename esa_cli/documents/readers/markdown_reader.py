@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from functools import partial
 
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark
@@ -15,15 +17,15 @@ _HEADING_LINE = re.compile(
 )
 """A line that may be a heading, underline the one above it, or fence code."""
 _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
-_FRONT_MATTER = re.compile(r"(?ms)---\n(.{0,65536}?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
+_FRONT_MATTER = re.compile(r"(?ms)(---|\+\+\+)\n(.{0,65536}?)^(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
 _LINKS = ("url", "link", "links", "uri", "source", "zotero")
 _LINK = re.compile(r"(?:https?|zotero)://\S+")
 _WIKI_LINK = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
+    r"^ {0,3}(?P<fence>`{3,}|~{3,}|\A\+{3})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
     r"|(?P<embeds>!?)\[\[(?P<target>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()",
     re.MULTILINE,
 )
-"""Code, which stays as it is, or a link between notes."""
+"""Code and TOML, which stay as they are, or a link between notes."""
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
@@ -32,7 +34,7 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
     text, encoding = decode_text_with_lf(data, name)
     text = _WIKI_LINK.sub(_replace_wiki_link, text)
     front, title, link = _FRONT_MATTER.match(text), None, None
-    if front and (fields := _parse_fields(front[1])):
+    if front and (fields := _parse_fields(*front.groups())):
         head, title, link = _format_fields(fields, text[front.end() :])
         text = head + "\n" * (front[0].count("\n") - head.count("\n")) + text[front.end() :]
     marks = [*find_headings(text)]
@@ -50,19 +52,21 @@ def _replace_wiki_link(found: re.Match[str]) -> str:
     return found["target"] if found["embeds"] else found["alias"] or found["target"].rstrip("\\")
 
 
-def _parse_fields(front_matter: str) -> dict[str, list[str]]:
+def _parse_fields(mark: str, front_matter: str) -> dict[str, list[str]]:
     """Returns the texts of each field by the field's name in small letters; nothing if the front
-    matter is no YAML. Fields of fields are left out."""
+    matter is no YAML or, between the marks `+++`, no TOML. Fields of fields are left out."""
     import yaml
 
     try:
-        fields = yaml.load(front_matter, yaml.BaseLoader)  # whose values are all texts
+        load = tomllib.loads if mark == "+++" else partial(yaml.load, Loader=yaml.BaseLoader)
+        fields = load(front_matter)  # the values of YAML are all texts
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
     out = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
-        texts = [" ".join(one.split()) for one in values if isinstance(one, str)]
+        plain = [one for one in values if not isinstance(one, dict | list)]
+        texts = [" ".join(str(one).split()) for one in plain]
         out[str(name).casefold()] = [*filter(None, texts)]
     return out
 
