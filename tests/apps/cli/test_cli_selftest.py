@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 from command import QUICK, TINY, Esa, fail
 from engine_process import start
+
+from esa_cli.apps.cli.options.output_paths import complete_results_file
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.system.jsonl import ResultsFile
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -125,3 +130,18 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
         "--methods must name a method",
     )
     fail(esa("compare", note, *TINY), 2, "the question is missing", "esa compare book.txt")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_number_of_rows_has_its_noun(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    results = ResultsFile(None, {}, fixed_fields=[], key_fields=["n"])
+    for n in range(count):
+        results.add_row({"n": n})
+
+    def stop() -> bool:
+        raise KeyboardInterrupt
+
+    with Reporter() as reporter, pytest.raises(KeyboardInterrupt):
+        complete_results_file(results, reporter, stop, lambda _: None)
+    said = re.findall(r"\b(\d+) (rows?)\b", capsys.readouterr().err)
+    assert said == 2 * [(str(count), "row" if count == 1 else "rows")]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.files import convert_writing_errors, write_text_atomically
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.system.jsonl import ResultsFile
 
 WRITABLE = "name a file in a folder that you may write to"
@@ -74,7 +74,7 @@ def complete_results_file(
     """Adds rows to a file of results until `add_missing_rows` says whether all rows exist, which
     `print_rows` is told. The rows are printed even after an error or Ctrl-C."""
     if results.rows:
-        reporter.show_note(f"esa: {len(results.rows)} rows of an earlier run are kept")
+        reporter.show_note(f"esa: kept from an earlier run: {pluralize(len(results.rows), 'row')}")
     continues = f"; the same command with --out {results.path} continues" if results.path else ""
     try:
         with results:
@@ -83,7 +83,8 @@ def complete_results_file(
         reporter.clear_spinner()
         if results.rows:
             print_rows(False)
-            reporter.show_note(f"esa: stopped after {len(results.rows)} rows{continues}")
+            rows = pluralize(len(results.rows), "row")
+            reporter.show_note(f"esa: stopped after {rows}{continues}")
         raise
     reporter.clear_spinner()
     if not complete:
