@@ -424,7 +424,7 @@ class Esa:
         as well, alone and after the last question; a span that then repeats the last answer answers
         only the last question. A question without content words, such as "Why?", is read only with
         the last turn."""
-        from esa_cli.qa.answering.question_form import find_last_answered_turn, repeats_answer
+        from esa_cli.qa.answering.reply import find_last_answered_turn, repeats_answer
 
         assert self.spans is not None
         passages, last = list[Passage](), find_last_answered_turn(history)

@@ -139,7 +139,10 @@ def find_named_sections(
             if found := [one for one in found if number in (one.number, "last")]:
                 break
         found = found[-1:] if number == "last" else found
-        inside = [one for one in sections if any(_contains(outer, one) for outer in found)]
+        inside = [
+            one for one in sections
+            if any(outer.start <= one.start < outer.end and outer != one for outer in found)
+        ]  # fmt: skip
     if references or not wanted:
         return found
     kind_word, _, title = wanted.partition(" ")
@@ -152,10 +155,6 @@ def find_named_sections(
         or title == _ARTICLE.sub("", fold(one.title))
         or (named and f"{fold(one.heading)} ".startswith(f"{wanted} "))
     ]
-
-
-def _contains(outer: Section, inner: Section) -> bool:
-    return outer.start <= inner.start < outer.end and outer != inner
 
 
 def _iterate_references(question: str) -> Iterator[tuple[str, str]]:

@@ -326,13 +326,13 @@ class StoppedText:
         end = find_stop(text, self._sequences)
         self._has_ended = end is not None
         if end is None:
-            begun = (at for at in range(len(text)) if self._can_begin(text[at:]))
+            begun = (
+                at for at in range(len(text))
+                if any(one.startswith(text[at:]) for one in self._sequences)
+            )  # fmt: skip
             end = next(begun, len(text))
         self._waiting = text[end:]
         self._send(text[:end])
-
-    def _can_begin(self, tail: str) -> bool:
-        return any(sequence.startswith(tail) for sequence in self._sequences)
 
     def finish_reply(self, reply: Reply) -> Reply:
         """Sends what waits still, and returns the reply up to the first stop sequence."""

@@ -23,12 +23,15 @@ _CITATION = re.compile(r"\[(\d+(?:\s*[,;]\s*\d+)*)\]")
 def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
     """Returns up to `count` passages of a reply, each with its number, from 1, in the reply: those
     that the answer of another model cites, or else the best ones that say something new."""
+    from esa_cli.qa.finding.words import find_sentence_spans
+
     numbered = list(enumerate(reply.evidence, 1))
     cited = find_cited_numbers(reply)
     chosen = [one for one in numbered if one[0] in cited]
     known = set[str]()
     for number, passage in () if chosen else numbered:
-        sentences = _split_into_sentences(passage.text)
+        spans = find_sentence_spans(passage.text)
+        sentences = [" ".join(passage.text[start:end].split()).lower() for start, end in spans]
         new = [sentence for sentence in sentences if sentence not in known]
         share = sum(map(len, new)) / max(1, sum(map(len, sentences)))
         tells_more = share >= MIN_NEW and _says_something(new) and passage.weight >= NEGLIGIBLE
@@ -56,14 +59,6 @@ def is_quoted(passage: Passage, quotation: Quotation | None) -> bool:
         and quotation.document == passage.document
         and passage.start <= quotation.start < passage.end
     )
-
-
-def _split_into_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text, each as one line in lower case."""
-    from esa_cli.qa.finding.words import find_sentence_spans
-
-    spans = find_sentence_spans(text)
-    return [" ".join(text[start:end].split()).lower() for start, end in spans]
 
 
 def _says_something(sentences: Iterable[str]) -> bool:

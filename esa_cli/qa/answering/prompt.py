@@ -12,16 +12,25 @@ from functools import cached_property
 from typing import Any
 
 from esa_cli.attention.window import Window
-from esa_cli.errors import HistoryError, LengthError, ModelError
+from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.tokenization.tokenizer import WINDOW, limit_rendering_steps, tokenise_text
-from esa_cli.qa.answering.question_form import validate_question
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
+from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Markers in the rendered prompt, made of private-use characters that no template contains."""
 _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
+
+
+def validate_question(question: str) -> None:
+    """Raises UsageError if a question is empty, or not UTF-8."""
+    if not question.strip():
+        hint = 'ask for example: esa ask book.txt "Who is Ahab?"'
+        raise UsageError("the question must not be empty", hint)
+    if has_lone_surrogate(question):
+        raise UsageError("the question must be UTF-8", "ask in a terminal whose encoding is UTF-8")
 
 
 class PromptEncoder:
@@ -114,13 +123,11 @@ class PromptEncoder:
     def encode_prompt_start(self) -> list[int]:
         """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, parse_special_tokens=True)
-        return ids if self.chat else self._find_bos_ids() + ids
-
-    def _find_bos_ids(self) -> list[int]:
-        """Returns the BOS token's id if the tokenizer puts BOS before texts, else no id."""
-        first = self.tokenizer.bos_token_id
-        ids = list(self.tokenizer("a")["input_ids"])
-        return [first] if first is not None and ids[:1] == [first] else []
+        first = [self.tokenizer.bos_token_id]
+        puts_bos = (
+            not self.chat and first != [None] and self.tokenizer("a")["input_ids"][:1] == first
+        )
+        return first + ids if puts_bos else ids
 
     def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
         """Returns the range [first, end) of the question's own tokens in its encoded prompt."""

@@ -1,4 +1,5 @@
-"""Data types of answers and of the evidence for an answer; this module does not import torch."""
+"""Data types of answers and of the evidence for an answer, and comparisons with earlier
+questions and answers; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -19,6 +20,23 @@ class Turn(NamedTuple):
 
     question: str
     answer: str
+
+
+LONGEST = 500
+"""The maximum number of characters of a question that completes the next question."""
+
+
+def find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
+    """Returns the last turn that has a question and an answer; None if its question is long."""
+    whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
+    last = next(whole, None)
+    return None if last is None or len(last.question) > LONGEST else last
+
+
+def repeats_answer(quotation: str, answer: str) -> bool:
+    """Whether a quotation contains an answer, or is at least half of the answer."""
+    new, old = (" ".join(text.casefold().split()).strip(" .") for text in (quotation, answer))
+    return old in new or (new in old and 2 * len(new) >= len(old))
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,9 @@ def test_only_lines_that_the_width_ended_are_joined(monkeypatch: pytest.MonkeyPa
 
 def test_lines_of_a_quoted_mail_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     own = "A line of a reply that only the width of the page has ended, and\nanother line like it."
-    quoted = "> The college would give us a laser of forty watts, would\n> insurance pay if it burns?"
+    quoted = (
+        "> The college would give us a laser of forty watts, would\n> insurance pay if it burns?"
+    )
     for text in (f"{own}\n{quoted}\n{own}", f"{quoted}\n{own}\n{quoted}"):
         lines = [one.strip() for one in print_lines(make_passage(text, "re.eml"), 160, monkeypatch)]
         shown = [*filter(lambda one: one.startswith(">"), lines)]

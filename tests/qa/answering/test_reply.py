@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esa_cli.qa.answering.question_form import LONGEST, find_last_answered_turn, repeats_answer
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import LONGEST, Turn, find_last_answered_turn, repeats_answer
 
 BEFORE = [Turn("Who is Pip?", "A boy."), Turn("Who is Ahab?", "The captain.")]
 
