@@ -283,10 +283,8 @@ class LoraAdapter:
     def apply(self) -> Iterator[None]:
         """Makes the LoRA adapter change the outputs of the model's layers until the block ends."""
 
-        def add_adapter_output(
-            layer_name: str, layer: nn.Module, inputs: Any, output: Tensor
-        ) -> Any:
-            (a, b), x = self.matrices[layer_name], inputs[0]
+        def add_adapter_output(name: str, layer: nn.Module, inputs: Any, output: Tensor) -> Any:
+            (a, b), x = self.matrices[name], inputs[0]
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         with ExitStack() as stack:

@@ -162,7 +162,9 @@ class _ShownPassages:
         }
         if not words and not numbers:
             return None
-        missing += [name for name in self._find_names(sentence) if self._lacks_word(name)]
+        for name in self._find_names(sentence):
+            stems = set(find_content_words(name, self._language)) - self._ignored
+            missing += [name] * bool(stems and not stems & self._all_words)
         absent = [word for stem, word in words.items() if stem not in self._all_words]
         passage = self._find_fitting_passage(sentence, words, cited, tells_nothing_new=not absent)
         if passage is None and not missing:
@@ -204,10 +206,6 @@ class _ShownPassages:
                 continue  # inside a word, such as the C of `iCloud`
             if re.search(r"\w", sentence[: match.start()]) or not bare.endswith("ly"):
                 yield bare
-
-    def _lacks_word(self, word: str) -> bool:
-        stems = set(find_content_words(word, self._language)) - self._ignored
-        return bool(stems) and not stems & self._all_words
 
 
 def _describe_writing(text: str) -> tuple[str, str]:

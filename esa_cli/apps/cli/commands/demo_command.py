@@ -34,7 +34,7 @@ def demo(
     `esa demo` works in any folder and leaves no files, but its first run fetches the model."""
     from esa_cli.apps.cli.model_and_documents import open_model
     from esa_cli.documents.document import Document
-    from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
+    from esa_cli.evaluation.tasks.chronicle_task import build_chronicle, get_demo_questions
     from esa_cli.qa.opening import choose_answer_source
 
     started, text = time.perf_counter(), build_chronicle()
@@ -49,19 +49,12 @@ def demo(
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            questions = choose_demo_questions(count)
+            *answered, unanswered = get_demo_questions()
+            questions = [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
             right = sum(_ask_and_check_answer(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
     _print_in_style(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
-
-
-def choose_demo_questions(question_count: int) -> list[DemoQuestion]:
-    """Returns demo questions; if there are several, the chronicle does not answer the last one."""
-    from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
-
-    *answered, unanswered = get_demo_questions()
-    return [*answered[: max(1, question_count - 1)], *[unanswered][: question_count - 1]]
 
 
 def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:

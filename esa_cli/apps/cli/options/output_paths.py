@@ -23,11 +23,9 @@ WRITABLE = "name a file in a folder that you may write to"
 
 
 def check_output_file(
-    option_name: str,
-    path: Path | None,
-    input_paths: Iterable[str] = (),
+    option_name: str, path: Path | None, input_paths: Iterable[str] = (),
     input_kind: str = "one of the documents",
-) -> None:
+) -> None:  # fmt: skip
     """Checks that an output file can be written and is none of the input files. Raises UsageError,
     or DocumentError: the file or its folder is not writable."""
     if path is None:
@@ -66,11 +64,9 @@ def describe_command_run() -> dict[str, str]:
 
 
 def complete_results_file(
-    results: ResultsFile,
-    reporter: Reporter,
-    add_missing_rows: Callable[[], bool],
+    results: ResultsFile, reporter: Reporter, add_missing_rows: Callable[[], bool],
     print_rows: Callable[[bool], None],
-) -> None:
+) -> None:  # fmt: skip
     """Adds rows to a file of results until `add_missing_rows` says whether all rows exist, which
     `print_rows` is told. The rows are printed even after an error or Ctrl-C."""
     if results.rows:

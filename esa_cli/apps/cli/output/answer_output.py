@@ -48,14 +48,9 @@ def choose_passage_count(top_option: int | None, is_quiet: bool) -> int:
 
 
 def print_answer_and_passages(
-    reply: Reply,
-    passage_count: int,
-    reporter: Reporter,
-    *,
-    notes: Sequence[str] = (),
-    is_printed: bool = False,
-    asked: str = "The documents",
-) -> None:
+    reply: Reply, passage_count: int, reporter: Reporter, *,
+    notes: Sequence[str] = (), is_printed: bool = False, asked: str = "The documents",
+) -> None:  # fmt: skip
     """Prints an answer, unless it `is_printed` already, `notes`, the most important first, on a
     terminal in one line, and the passages. An uncertain answer comes after the passages, whose
     marked words it repeats. `asked` is the subject of a sentence about the documents' words."""
@@ -131,12 +126,9 @@ def writes_answer_in_pieces(esa: Esa) -> bool:
 
 
 def make_answer_json(
-    esa: Esa,
-    books: Sequence[Book],
-    reply: Reply,
-    step_seconds: Mapping[str, float],
+    esa: Esa, books: Sequence[Book], reply: Reply, step_seconds: Mapping[str, float],
     left_out: Sequence[LeftOutFiles] = (),
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Returns the JSON object of `esa ask --json`, with the seconds that each step took."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
