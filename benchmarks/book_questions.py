@@ -4,7 +4,8 @@
 tuned on, `test` is run when a round of work is done), then questions with character offsets of the
 answer and of the passage that tells it. The texts are not in the repository; the header says where
 they come from. Questions are `plain` (in the words of the text), `reworded` (in none of them),
-`remembered` (as somebody asks who read the text once), `typed` (as into a search box) or `absent`.
+`remembered` (as somebody asks who read the text once), `typed` (as into a search box), `natural` (as
+people ask of their own documents: yes or no, why, what happens if) or `absent`.
 
     python benchmarks/book_questions.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
@@ -30,6 +31,11 @@ from esa_cli.evaluation.metrics import compute_word_bag_f1, split_bare_words
 
 QUESTIONS = Path(__file__).with_suffix("")
 DEPTHS = (1, 3, 8)
+
+
+def get_text_name(name: str) -> str:
+    """The name of the text that a set of questions is about."""
+    return re.sub("-(natural|remembered|typed)$", "", name)
 
 
 def overlaps(one: Sequence[int], other: Sequence[int]) -> bool:

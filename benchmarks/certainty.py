@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from book_questions import texts
+from book_questions import get_text_name, texts
 from common import append_line, load_lines
 from torch.nn.utils.rnn import pad_sequence
 
@@ -137,8 +137,8 @@ def answer_questions(rows: Sequence[Row], weights: torch.Tensor) -> list[Answer]
 def answer_held_out_questions(rows: Sequence[Row]) -> list[Answer]:
     """The answers about each text by weights that were fitted on the other texts."""
     out: list[Answer] = []
-    for name in sorted({row["text"].removesuffix("-remembered") for row in rows}):
-        own = [row for row in rows if row["text"].removesuffix("-remembered") == name]
+    for name in sorted({get_text_name(row["text"]) for row in rows}):
+        own = [row for row in rows if get_text_name(row["text"]) == name]
         out += answer_questions(own, fit_weights([row for row in rows if row not in own]))
     return out
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from book_questions import overlaps, texts
+from book_questions import get_text_name, overlaps, texts
 from torch import Tensor
 
 DEPTHS = (1, 3, 8)
@@ -57,7 +57,7 @@ def score_questions(folder: Path, library: Path, only: str) -> list[Question]:
                 reduced = esa.search.encode_question(one["question"], books)
                 late = finder.score_by_late_interaction(reduced)
                 bm25 = finder.index.compute_bm25_scores(one["question"])
-                name = head["name"].removesuffix("-remembered")
+                name = get_text_name(head["name"])
                 out.append(Question(name, late, bm25, torch.tensor(right), finder))
         print(f"{head['name']}: {len(questions)} questions", flush=True)
     return out

@@ -9,8 +9,9 @@ passage. The texts are files `NAME.*` in another folder.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from esa_cli.documents.document import read_document
@@ -19,13 +20,13 @@ from esa_cli.system.text import digest_text, has_lone_surrogate
 
 Span = tuple[int, int]
 
-ENGLISH = "English"
+ENGLISH, NATURAL = "English", "natural"
 
 
 @dataclass(frozen=True)
 class AnswerPair:
     """A question with the characters of its passage and of the answer there, None without one;
-    `style` may be `typed`, `claim`, `keywords`, `remembered` or `request`."""
+    `style` may be `typed`, `claim`, `keywords`, `remembered`, `request` or `natural`."""
 
     id: str
     kind: str
@@ -60,6 +61,20 @@ def read_training_texts(pairs: Path, texts: Path) -> list[TrainingText]:
             "benchmarks/training/pairs of the repository has some",
         )
     return [_read(file, texts) for file in files]
+
+
+def draw_pairs(texts: list[TrainingText], others: float, seed: int) -> list[TrainingText]:
+    """Returns the texts with all pairs of style `natural`, and each other pair with the probability
+    `others`; texts without a pair are left out."""
+    random, drawn = Random(seed), []
+    for text in texts:
+        chosen = tuple(
+            pair for pair in text.pairs if random.random() < others or pair.style == NATURAL
+        )
+        if chosen:
+            digest = digest_text(f"{text.digest} {others} {seed}")
+            drawn.append(replace(text, pairs=chosen, digest=digest))
+    return drawn
 
 
 def _read(file: Path, texts: Path) -> TrainingText:

@@ -42,7 +42,6 @@ class ReaderSettings(TrainingSettings):
     Args:
         rank: of the LoRA matrices. tokens: of a batch. wrong: wrong windows of a question at most.
         swapped: how probable a swapped question is, if a pair has one.
-        english: how probable a pair of an English text is in an epoch; the others always are.
     """
 
     minutes: float = 2.5
@@ -53,7 +52,6 @@ class ReaderSettings(TrainingSettings):
     tokens: int = 32768
     wrong: int = 2
     swapped: float = 0.8
-    english: float = 1.0
 
 
 class ReaderRow(NamedTuple):
@@ -71,14 +69,11 @@ class ReaderBatches(BatchGroups):
     Args:
         wrong_windows: (P, n), the numbers of windows without each pair's answer, the best first,
             padded with -1.
-        english: the numbers of the English texts.
     """
 
     def __init__(
-        self, data: TrainingData, tokenizer: Any, settings: ReaderSettings, wrong_windows: Integers,
-        english: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        self._is_english = np.isin(data.pairs.text, list(english))
+        self, data: TrainingData, tokenizer: Any, settings: ReaderSettings, wrong_windows: Integers
+    ) -> None:
         self.data, self.settings, self.wrong_windows = data, settings, wrong_windows
         (self._end,) = encode_texts([AFTER_PASSAGE], tokenizer)
 
@@ -87,9 +82,6 @@ class ReaderBatches(BatchGroups):
         epoch, pool = divmod(number, -(-count // POOL))
         random = np.random.default_rng((seed, epoch, 0))
         order = random.permutation(count)
-        if self.settings.english < 1:
-            taken = ~self._is_english | (random.random(count) < self.settings.english)
-            order = order[taken[order]]
         rng = np.random.default_rng((seed, number))
         units = []
         for pair in order[pool * POOL : (pool + 1) * POOL]:

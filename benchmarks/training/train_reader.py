@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from adapter_files import new_adapter, save_adapter
-from question_pairs import ENGLISH
 from reader_batches import ReaderBatches, ReaderSettings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -93,9 +92,8 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
         head, adapter = load_file(job.start / HEAD), LoraAdapter.load(job.start, model)
     layers = len(model.base_model.layers)
     reader = ReaderModel(model, layers, adapter, head, job.compile_layers)
-    english = [at for at, text in enumerate(job.texts) if text.language == ENGLISH]
     wrong_windows = load_wrong_windows(data, job)
-    batches = ReaderBatches(data, loaded.tokenizer, settings, wrong_windows, english)
+    batches = ReaderBatches(data, loaded.tokenizer, settings, wrong_windows)
     training = job.make_training(
         reader, batches, settings, prompt=READER_PROMPT,
         finder=digest_files(job.finder, (WEIGHTS, MAPS)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from question_pairs import TrainingText, read_training_texts
+from question_pairs import TrainingText, draw_pairs, read_training_texts
 from training_data import TrainingData, load_training_data
 from training_loop import (
     CHECKPOINT,
@@ -84,6 +84,10 @@ def make_parser(
     parser.add_argument("texts", type=Path, help="the folder of their texts: NAME.*")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the result")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument(
+        "--others", type=float, default=1.0, metavar="SHARE",
+        help="how probable it is that a pair of another style than `natural` is taken",
+    )  # fmt: skip
     parser.add_argument("--cache", type=Path, help=f"keeps tokens; default TEXTS/{CACHE}")
     parser.add_argument("--model", default=load_preset("default").model)
     parser.add_argument("--device", default="auto")
@@ -122,6 +126,8 @@ def _run(
     with explain_writing_errors(options.out):
         options.out.mkdir(parents=True, exist_ok=True)
     texts = read_training_texts(options.pairs, options.texts)
+    if options.others < 1:
+        texts = draw_pairs(texts, options.others, settings.seed)
     loaded = load(options.model, device=options.device, dtype=options.dtype)
     cache = options.cache or options.texts / CACHE
     data = load_training_data(texts, loaded.tokenizer, loaded.ref, cache)

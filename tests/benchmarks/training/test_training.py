@@ -18,7 +18,7 @@ import training_data
 from adapter_files import new_adapter
 from conftest import ModelFactory
 from crops import cut_crops
-from question_pairs import AnswerPair, TrainingText, read_training_texts
+from question_pairs import AnswerPair, TrainingText, draw_pairs, read_training_texts
 from reader_batches import ReaderBatches, ReaderSettings
 from reader_pairs import write_text
 from safetensors.torch import load_file
@@ -232,23 +232,30 @@ def test_a_finder_and_a_reader(
     assert after["losses"]["plain"] < 0.8 * untrained["losses"]["plain"]
 
 
-def test_fewer_english_pairs(data: TrainingData, job: TrainingJob) -> None:
-    """All pairs of other texts are drawn, and none of English ones with a share of 0."""
-    wrong = np.full((len(data.pairs.text), 0), -1)
-
-    def count_rows(share: float, english: list[int]) -> int:
-        settings = replace(READER, english=share, wrong=0, swapped=0.0)
-        batches = ReaderBatches(data, job.loaded.tokenizer, settings, wrong, english)
-        return sum(int((one["lengths"] > 0).sum()) for one in batches[0])
-
-    every = count_rows(1.0, [0])
-    assert count_rows(0.0, []) == every
-    assert count_rows(0.0, [*range(len(data.texts))]) == 0
+def test_fewer_english_texts(data: TrainingData) -> None:
+    """With a share of 0 a finder learns from the other texts only."""
     settings = replace(FINDER, english=0.0, step_texts=1)
     for number in range(4):
         for batch in finder.FinderBatches(data, settings, [0])[number]:
             tokens = data.texts[1].ids.astype(np.uint8).tobytes()
             assert batch["ids"][0].numpy().astype(np.uint8).tobytes().strip(b"\0") in tokens
+
+
+def test_fewer_pairs_of_other_styles() -> None:
+    """All natural questions are drawn, and a third of the others, the same ones for a seed."""
+    pairs = tuple(
+        AnswerPair(str(at), "absent", f"Why {at}?", None, (0, 4), "natural" if at % 5 == 0 else "")
+        for at in range(1000)
+    )
+    texts = [TrainingText("one", "text", pairs, "1"), TrainingText("two", "text", pairs[1:5], "2")]
+    drawn, again = (draw_pairs(texts, share, 3) for share in (1 / 3, 1 / 3))
+    natural = [pair for pair in drawn[0].pairs if pair.style]
+    assert drawn == again
+    assert len(natural) == 200
+    assert 220 < len(drawn[0].pairs) - 200 < 314
+    assert drawn[0].digest != draw_pairs(texts, 1 / 3, 4)[0].digest
+    (only,) = draw_pairs(texts, 0.0, 3)
+    assert only.pairs == pairs[::5]
 
 
 def test_sentences_as_questions() -> None:
