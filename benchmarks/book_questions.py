@@ -4,8 +4,8 @@
 tuned on, `test` is run when a round of work is done), then questions with character offsets of the
 answer and of the passage that tells it. The texts are not in the repository; the header says where
 they come from. Questions are `plain` (in the words of the text), `reworded` (in none of them),
-`remembered` (as somebody asks who read the text once), `typed` (as into a search box), `natural` (as
-people ask of their own documents: yes or no, why, what happens if) or `absent`.
+`remembered` (as somebody asks who read the text once), `typed` (as into a search box), `natural`
+(as people ask of their own documents: yes or no, why, what happens if) or `absent`.
 
     python benchmarks/book_questions.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
