@@ -60,6 +60,8 @@ _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
+_LINES = re.compile(r"^ *([-*+|>]|\d+[.)]) *\S", re.MULTILINE)
+"""Matches a line of a list, a table or a quoted mail, which keep their lines."""
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
 _LINK_WORDS = "of in from the and der die das des du de la le el"
 _LINKS = frozenset(_LINK_WORDS.split())
@@ -219,7 +221,11 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
         spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
-    texts = [re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split())) for one in quoted]
+    texts = [
+        f"{one.text.rstrip()}\n" if _LINES.search(one.text)
+        else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split()))
+        for one in quoted
+    ]  # fmt: skip
     lines = [
         f"{section.heading}{others} begins at {document.name}, {_format_place(first)}{what}:",
         *(f"{text} ({_format_place(one)})" for text, one in zip(texts, quoted, strict=True)),

@@ -9,6 +9,7 @@ from collections import Counter
 from esa_cli.documents.document import CELL, is_table_row
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 
+_HEADING = re.compile(r"^#{1,6} .*$", re.MULTILINE)
 _NEXT_CELL = re.compile(rf"; (?={CELL.pattern})")
 
 
@@ -28,10 +29,12 @@ def find_named_row(passage: str, question: str) -> tuple[int, int]:
 
 
 def find_cell_ends(passage: str) -> list[int]:
-    """Returns the ascending offsets at which the rows of a table, and their named cells, end."""
+    """Returns the ascending offsets at which the rows of a table, their named cells, and Markdown's
+    headings end."""
     rows = [span for span in find_sentence_spans(passage) if is_table_row(passage[slice(*span)])]
     cells = ([one.start() for one in _NEXT_CELL.finditer(passage, *row)] for row in rows)
-    return [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]
+    found = [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]
+    return sorted({*found, *(one.end() for one in _HEADING.finditer(passage))})
 
 
 def skip_column_name(passage: str, start: int, end: int) -> int:

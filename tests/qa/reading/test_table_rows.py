@@ -65,6 +65,7 @@ def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
     ]
     assert find_cell_ends(SHEET) == ends
     assert find_cell_ends("He came; she said: go.") == []
+    assert find_cell_ends("Fish.\n## 2. Animals\nPets stay out; no #2 pencils.\n") == [19]
 
 
 def test_rows_of_a_sheet_are_sentences() -> None:
