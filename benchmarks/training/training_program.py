@@ -47,6 +47,7 @@ class TrainingJob:
         workers: processes that make batches for a GPU. compile_layers: for a GPU.
         finder: the folder of a finder, whose mistakes a reader learns from.
         start: the folder of a reader or finder, which the training goes on from.
+        others: how probable it was that a pair that is not natural was taken.
     """
 
     loaded: LoadedModel
@@ -57,6 +58,7 @@ class TrainingJob:
     compile_layers: bool = False
     finder: Path | None = None
     start: Path | None = None
+    others: float = 1.0
 
     def make_training(
         self, model: TrainedModel, batches: BatchGroups, settings: TrainingSettings,
@@ -65,7 +67,7 @@ class TrainingJob:
         """Returns the training of a model; `inputs` are recorded and must not change."""
         facts = {
             "esa": __version__, "model": self.loaded.ref, **inputs,
-            "dtype": str(self.loaded.dtype).removeprefix("torch."),
+            "dtype": str(self.loaded.dtype).removeprefix("torch."), "others": self.others,
             "texts": {text.name: text.digest for text in self.texts},
         }  # fmt: skip
         return Training(model, batches, settings, self.folder, facts, self.workers)
@@ -136,7 +138,9 @@ def _run(
         torch.set_float32_matmul_precision("high")
     workers = min(WORKERS, max(1, (os.cpu_count() or 1) - 2)) if fast else 0
     finder, start = (getattr(options, name, None) for name in ("finder", "start"))
-    job = TrainingJob(loaded, texts, options.out, options.resume, workers, fast, finder, start)
+    job = TrainingJob(
+        loaded, texts, options.out, options.resume, workers, fast, finder, start, options.others
+    )
     return train(data, settings, job)
 
 
