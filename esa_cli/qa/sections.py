@@ -112,6 +112,9 @@ def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSec
             for number, one in enumerate(documents)
             for section in find_named_sections(question, wanted, find_sections(one, min_gap), names)
         ]
+    words = {*fold(question).split()} - _LINKS  # "section 4 of the lease" is in `lease.docx`
+    shared = [len(words & {*fold(documents[one.document].name).split()}) for one in found]
+    found = [one for one, count in zip(found, shared, strict=True) if count == max(shared)]
     stem = fold(Path(names).stem)
     if not found and len(documents) == 1 and (wanted == stem or _WHOLE.fullmatch(wanted)):
         return AskedSection(0, Section(names, names, "", "", 0, 0, len(documents[0].text)))
@@ -220,7 +223,7 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     else:
         spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
-    others = f" (the first of {asked.others + 1} with this name)" * bool(asked.others)
+    others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [
         f"{one.text.rstrip()}\n" if _LINES.search(one.text)
         else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split()))

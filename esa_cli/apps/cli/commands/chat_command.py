@@ -40,9 +40,9 @@ COMMANDS = {
 }
 PLAIN_WORDS = {
     "exit": "/quit", "quit": "/quit", "bye": "/quit", "help": "/help", "clear": "/reset",
-    "thanks": "/thanks", "thank you": "/thanks",
+    "thanks": "/thanks", "thank you": "/thanks", "/exit": "/quit", "/q": "/quit",
 }  # fmt: skip
-"""What people type on a terminal without a slash, and the command that it means."""
+"""What people type on a terminal, and the command that it means."""
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
