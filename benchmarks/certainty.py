@@ -166,30 +166,23 @@ def print_curve(found: Sequence[Answer]) -> None:
         print(f"| {tenth * 10} % | {first[-1].probability:.2f} | {right:.0%} | {absent} |")
 
 
-def print_certainties(found: Sequence[Answer], sure: float, least: float) -> None:
+def print_certainties(found: Sequence[Answer], certainties: Sequence[str]) -> None:
     print("\n| certainty | answers | right | of them to unanswerable questions |\n|-|-|-|-|")
-    bounds = {"answer": (sure, 2.0), "perhaps": (least, sure), "nothing": (-1.0, least)}
-    for name, (low, high) in bounds.items():
-        group = [one for one in found if low <= one.probability < high]
+    for name in ("answer", "perhaps", "nothing"):
+        group = [one for one, own in zip(found, certainties, strict=True) if own == name]
         right = f"{sum(one.right for one in group) / max(len(group), 1):.0%}"
         absent = sum(not one.answerable for one in group)
         print(f"| {name} | {len(group)} | {right} | {absent} |")
 
 
-def print_rows(rows: Sequence[Row], preset: str) -> None:
-    """The curve, and how often answers of each certainty are right, of rows of book_questions, by
-    the thresholds of the preset's reader."""
-    from esa_cli.qa.presets.preset import find_adapter_folder, load_preset
-    from esa_cli.qa.reading.span import AnswerCombination
-
-    adapter = load_preset(preset).answer.adapter
-    reader = AnswerCombination.load(None if adapter is None else find_adapter_folder(adapter))
+def print_rows(rows: Sequence[Row]) -> None:
+    """The curve, and how often answers of each certainty are right, of rows of book_questions."""
     found = [
         Answer(row["probability"] or 0.0, row["exact"] or row["contains"], row["kind"] != "absent")
         for row in rows
     ]
     print_curve(found)
-    print_certainties(found, reader.answer, reader.perhaps)
+    print_certainties(found, [row["certainty"] for row in rows])
 
 
 def main() -> None:
@@ -210,12 +203,13 @@ def main() -> None:
         return
     rows = load_lines(given.folder)
     if "passages" not in rows[0]:
-        print_rows(rows, given.preset)
+        print_rows(rows)
         return
     found = answer_held_out_questions(rows)
     sure, least = choose_thresholds(found)
     print_curve(found)
-    print_certainties(found, sure, least)
+    levels = [sum(one.probability >= level for level in (least, sure)) for one in found]
+    print_certainties(found, [("nothing", "perhaps", "answer")[level] for level in levels])
     if given.what == "fit":
         files = {"weights": rows, "bm25_weights": load_lines(given.bm25)}
         facts: dict[str, Any] = {

@@ -120,13 +120,9 @@ class IngestWorker:
 
 
 def ingest_in_parallel(
-    worker: IngestWorker,
-    documents: Sequence[Document],
-    reporter: Reporter,
-    worker_count: int | None,
-    *,
-    on_ray: bool,
-) -> list[IngestRow]:
+    worker: IngestWorker, documents: Sequence[Document], reporter: Reporter,
+    worker_count: int | None, *, on_ray: bool,
+) -> list[IngestRow]:  # fmt: skip
     """Ingests documents in several processes; returns the JSON object of each document.
     Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
     show = reporter.show_spinner if reporter.live else reporter.make_throttled_note_printer()

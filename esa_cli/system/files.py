@@ -60,14 +60,10 @@ def is_disk_full(error: Exception) -> bool:
 
 @contextmanager
 def convert_writing_errors(
-    target: Path | str,
-    full_disk_hint: str,
-    other_hint: str,
-    *,
-    also_caught: type[Exception] = OSError,
-    full_disk_error: type[EsaError] = ResourceError,
+    target: Path | str, full_disk_hint: str, other_hint: str, *,
+    also_caught: type[Exception] = OSError, full_disk_error: type[EsaError] = ResourceError,
     other_error: type[EsaError] = DocumentError,
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """A context that converts an OSError or `also_caught`, raised while `target` is written, to an
     EsaError, with one error class and hint for a full disk and another for all other reasons. If
     `target` is a `str`, which describes many files, the message names the file that failed."""

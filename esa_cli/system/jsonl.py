@@ -78,15 +78,10 @@ class ResultsFile(JsonLinesFile):
         other_shards: results files of other shards, whose rows are added to this file."""
 
     def __init__(
-        self,
-        path: Path | None,
-        header: Row,
-        *,
-        fixed_fields: Sequence[str],
-        key_fields: Sequence[str],
-        describe_invalid_row: Callable[[Row], str] | None = None,
+        self, path: Path | None, header: Row, *, fixed_fields: Sequence[str],
+        key_fields: Sequence[str], describe_invalid_row: Callable[[Row], str] | None = None,
         other_shards: Iterable[Path] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(path, header)
         self.fixed_fields, self.key_fields = fixed_fields, tuple(key_fields)
         self._describe_invalid_row = describe_invalid_row

@@ -34,7 +34,15 @@ from esa_cli.models.text_passes.text_forward import (
     pad_sequences,
 )
 from esa_cli.qa.answering.prompt import validate_question
-from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
+from esa_cli.qa.answering.reply import (
+    NEEDS_READER,
+    NOT_TOLD,
+    Certainty,
+    Quotation,
+    Reply,
+    Turn,
+    find_last_answered_turn,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
@@ -171,11 +179,13 @@ class SpanReader(Reader):
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         """Answers as `Reader.answer` describes, from passages in the order of `rank_passages`."""
-        reply = self._quote_best_passage(question, passages)
+        reply = self._quote_best_passage(question, passages, history)
         on_text(reply.text_with_certainty)
         return reply
 
-    def _quote_best_passage(self, question: str, passages: Sequence[Passage]) -> Reply:
+    def _quote_best_passage(
+        self, question: str, passages: Sequence[Passage], history: Sequence[Turn]
+    ) -> Reply:
         best = passages[0] if passages else None
         probability = None if best is None or best.quote is None else best.probability
         certainty = self.combination.get_certainty(probability or 0.0)
@@ -188,11 +198,26 @@ class SpanReader(Reader):
             return Reply(NOT_TOLD, found=False, certainty="nothing", probability=probability)
         start, end = best.quote
         quoted = best.text[start - best.start : end - best.start]
+        if certainty == "answer" and not self._is_in_answering_sentence(question, best, history):
+            certainty = "perhaps"
         return Reply(
             collapse_spaces(quoted), certainty=certainty, probability=probability,
             answer_tokens=self.passages.prompt.count_answer_tokens(quoted),
             quotation=Quotation(best.document, start, end),
         )  # fmt: skip
+
+    def _is_in_answering_sentence(
+        self, question: str, passage: Passage, history: Sequence[Turn]
+    ) -> bool:
+        """Whether the sentences of a quotation, read without their neighbours, answer more probably
+        than not. Wrong spans of right passages, such as another year's figure, seldom do."""
+        assert passage.quote is not None
+        start, end = (at - passage.start for at in passage.quote)
+        spans = [at for at in find_sentence_spans(passage.text) if at[0] < end and start < at[1]]
+        text = passage.text[spans[0][0] : spans[-1][1]] if spans else passage.text
+        last = find_last_answered_turn(history)
+        asked = [question, *([f"{last.question} {question}"] if last else [])]
+        return any(self.passages.read_passages(one, [text])[0].log_odds >= 0 for one in asked)
 
 
 # -- Reading passages

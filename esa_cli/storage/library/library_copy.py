@@ -140,12 +140,9 @@ def push_documents(
 
 
 def pull_documents(
-    library: Library,
-    source_path: str,
-    id_prefixes: Sequence[str] = (),
-    progress: Progress | None = None,
-    on_wait: Callable[[], None] | None = None,
-) -> LibraryCopyResult:
+    library: Library, source_path: str, id_prefixes: Sequence[str] = (),
+    progress: Progress | None = None, on_wait: Callable[[], None] | None = None,
+) -> LibraryCopyResult:  # fmt: skip
     """Copies documents from another library's folder or from an archive file into the library.
     Raises LibraryError: the place is not a library. UsageError: no document has a chosen id.
     DiskError: the disk is full.

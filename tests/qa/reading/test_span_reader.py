@@ -17,7 +17,7 @@ from tiny_reader import make_head, make_random_adapter
 from esa_cli.errors import LengthError
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import GROUP
-from esa_cli.qa.answering.reply import NOT_TOLD, Quotation
+from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.presets.preset import PROMPT
@@ -285,6 +285,27 @@ def test_certainties(probability: float | None, quote: Any, certainty: str) -> N
         assert reply.answer_tokens == len(text[2:6]) + 1
         assert reply.probability == probability
     assert make_span_reader().answer("?", [], (), SamplingParams()).text == NOT_TOLD
+
+
+@pytest.mark.parametrize("answering", ["It was 8 m in May.", "It was 6 m in June.", "Both.", ""])
+@pytest.mark.parametrize("last", ["", "How long was it?"])
+def test_the_sentence_of_a_certain_answer_answers_alone(answering: str, last: str) -> None:
+    """Or the answer is `perhaps`; a sentence is also asked with the question before."""
+    text = "It was 8 m in May. It was 6 m in June. Both."
+    begin = text.index("6 m")
+    best = Passage("a", "a", None, 1, None, 10, 10 + len(text), text, 1.0, 0.0, None, 0.9)
+    best = replace(best, quote=(10 + begin, 13 + begin))
+
+    def read_passages(question: str, passages: Any, progress: Any = None) -> list[PassageReading]:
+        fits = question == f"{last} When?".strip() and passages == [answering]
+        return [PassageReading(0.0 if fits else -0.1, None)]
+
+    made = make_span_reader()
+    made.passages.read_passages = read_passages
+    history = (Turn(last, "8 m"),) if last else ()
+    reply = made.answer("When?", [best], history, SamplingParams())
+    assert reply.certainty == ("answer" if "6 m" in answering else "perhaps")
+    assert reply.text == "6 m"
 
 
 def test_a_question_leaves_room_for_passages() -> None:

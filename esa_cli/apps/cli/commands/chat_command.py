@@ -109,16 +109,10 @@ class DocumentChat:
     `interruptible`, a person types the lines, and Ctrl-C stops only the answer."""
 
     def __init__(
-        self,
-        esa: Esa,
-        books: Sequence[Any],
-        names: Sequence[str],
-        reporter: Reporter,
-        ask_arguments: Mapping[str, Any] | None = None,
-        *,
-        top: int = 0,
+        self, esa: Esa, books: Sequence[Any], names: Sequence[str], reporter: Reporter,
+        ask_arguments: Mapping[str, Any] | None = None, *, top: int = 0,
         interruptible: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.esa, self.books, self.documents = esa, list(books), names
         self.ask_arguments = {"evidence": max(MAX_PASSAGES, top), **(ask_arguments or {})}
         self.reporter, self.passages, self.stoppable = reporter, top, interruptible

@@ -154,13 +154,10 @@ def check_serve_options(opts: ServeCommandOptions) -> None:
 
 
 def serve_over_http(
-    esa: Esa,
-    opts: ServeCommandOptions,
-    documents: Sequence[Document],
-    reporter: Reporter,
+    esa: Esa, opts: ServeCommandOptions, documents: Sequence[Document], reporter: Reporter,
     limit: int | None = None,
     make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
     documents. With `make_mcp_tools` MCP clients are served, too. Raises ResourceError,
     LibraryError. UsageError: the address is in use."""
