@@ -211,7 +211,7 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     """Quotes, without a reader, where a section begins, and its first or most central sentences."""
     document, section = book.document, asked.section
     text, begin, what = document.text, section.start, ""
-    heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"\W*\s"
+    heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"[^\w\n]*\s+"
     if (found := re.compile(heading).match(text, begin)) and found.end() < section.end:
         begin = found.end()
     if asked.says or section.end - begin <= MAX_BEGINNING:
@@ -226,12 +226,12 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [
         f"{one.text.rstrip()}\n" if _LINES.search(one.text)
-        else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split()))
+        else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split())) + " "
         for one in quoted
     ]  # fmt: skip
     lines = [
         f"{section.heading}{others} begins at {document.name}, {_format_place(first)}{what}:",
-        *(f"{text} ({_format_place(one)})" for text, one in zip(texts, quoted, strict=True)),
+        *(f"{text}({_format_place(one)})" for text, one in zip(texts, quoted, strict=True)),
     ]
     return Reply("\n".join(lines), tuple(quoted), answered_from="section")
 
