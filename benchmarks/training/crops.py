@@ -1,6 +1,7 @@
 """Makes questions of sentences: pairs that a finder can learn from without anybody's questions.
 
-    python benchmarks/training/crops.py benchmarks/training/pairs texts/ --out crops/
+    python benchmarks/training/texts.py texts/ --plain books/
+    python benchmarks/training/crops.py benchmarks/training/pairs texts/ --plain books/ --out crops/
     python benchmarks/training/train_finder.py crops/pairs crops/texts --out finder/
 
 A sentence that is taken out of its text is the question; the sentences before and after it, which
@@ -17,6 +18,7 @@ from typing import Any
 
 from question_pairs import ENGLISH, TrainingText, read_training_texts
 
+from esa_cli.documents.document import read_document
 from esa_cli.qa.finding.words import find_sentence_spans
 from esa_cli.system.text import digest_text
 
@@ -25,12 +27,16 @@ CHANCE, LEAST_BETWEEN = 0.4, 3
 LENGTHS, CHINESE_LENGTHS, LONGEST_ANSWER = (40, 300), (12, 100), 900
 """Characters of sentences that are taken, and of an answer at most."""
 
+EDGE = 20_000
+"""Characters at either end of a text without pairs that are left alone."""
+
 
 def cut_crops(text: TrainingText) -> tuple[str, list[dict[str, Any]]]:
     """Returns the text without the sentences that are taken, and a pair for each of these."""
     draw, spans = random.Random(text.name), find_sentence_spans(text.text)
-    first = min(pair.passage[0] for pair in text.pairs)
-    last = max(pair.passage[1] for pair in text.pairs)  # what is outside may be a licence
+    # What is outside may be a licence.
+    first = min((pair.passage[0] for pair in text.pairs), default=EDGE)
+    last = max((pair.passage[1] for pair in text.pairs), default=len(text.text) - EDGE)
     low, high = CHINESE_LENGTHS if text.language == "Chinese" else LENGTHS
     parts, places, taken = list[str](), dict[int, tuple[int, int]](), list[int]()
     size = 0
@@ -59,11 +65,15 @@ def main() -> None:
     parser.add_argument("pairs", type=Path, help="the folder of questions: NAME.jsonl")
     parser.add_argument("texts", type=Path, help="the folder of their texts: NAME.*")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the result")
+    parser.add_argument("--plain", type=Path, help="a folder of texts without questions: NAME.txt")
     options = parser.parse_args()
     for name in ("pairs", "texts"):
         (options.out / name).mkdir(parents=True, exist_ok=True)
     count = 0
-    for text in read_training_texts(options.pairs, options.texts):
+    texts = read_training_texts(options.pairs, options.texts)
+    for path in sorted(options.plain.glob("*.txt")) if options.plain else ():
+        texts.append(TrainingText(path.stem, read_document(str(path)).text, (), ""))
+    for text in texts:
         content, pairs = cut_crops(text)
         header = {"name": text.name, "sha256": digest_text(content), "characters": len(content)}
         if text.language != ENGLISH:

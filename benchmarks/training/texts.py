@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAIRS = Path(__file__).with_name("pairs")
+PLAIN = Path(__file__).with_name("plain_texts.tsv")
+"""Books that have no questions; `crops.py` makes some of their sentences."""
 HOST = "https://github.com"
 NEWS = 160_000
 """Characters of the time zone database's news that are taken: about its last ten years."""
@@ -572,6 +574,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="where the texts go")
     parser.add_argument("--only", default="", help="only texts whose name matches")
+    parser.add_argument("--plain", type=Path, help="where books without questions go")
     parser.add_argument(
         "--clones", type=Path, action="append", default=[], help="folder of clones named OWNER+NAME"
     )
@@ -593,6 +596,18 @@ def main() -> None:
             if digest != expected(name):
                 raise SystemExit(f"{path} is not the text that the pairs are about")
             print(f"{path}: {len(text):,} characters", flush=True)
+        if given.plain:
+            write_plain_texts(given.plain, given.clones, Path(work))
+
+
+def write_plain_texts(folder: Path, clones: Sequence[Path], work: Path) -> None:
+    """Writes the books that `plain_texts.tsv` lists."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for line in PLAIN.read_text("utf-8").splitlines()[1:]:
+        name, source, commit, path = line.split("\t")
+        text = repository(source, commit, clones, work).text(path)
+        (folder / f"{name}.txt").write_text(text, "utf-8", newline="\n")
+        print(f"{name}: {len(text):,} characters", flush=True)
 
 
 if __name__ == "__main__":
