@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import properties  # noqa: F401
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
@@ -108,16 +112,37 @@ def test_fields_without_values_leave_empty_lines() -> None:
 
 def test_wiki_links_are_their_words() -> None:
     before = "The [[Voltage|voltage]] of a [[Resistor]], [[a\\|b]] |, ![[plot.png|300]], [[A#B]]\n"
-    kept = (
-        "`[[x]]` [[1]](http://a) [x] [[ ]\n```sh\n[[ -f x ]] && [[y]]\n```\n"
-        "~~~\n[[z]]\n```\n[[z]]\n"
-    )
+    kept = "`[[x]]` [x] [[ ]\n```sh\n[[ -f x ]] && [[y]]\n```\n~~~\n[[z]]\n```\n[[z]]\n"
     after = "The voltage of a Resistor, b |, plot.png, A#B\n"
     assert read(before + kept).text == after + kept
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "See [the guide](http://a.b/c_(d)), **bold words** and <b>more</b>.",
+        "A [**bold** link](x 'title'), **a [link](y) in bold**, [![badge](i.png)](z), ![alt](i).",
+        "Two ** stars ** stay, `**code** [a](b)` too, 2 < 3, f(a) and [x] (y).",
+        "One <a id='x'></a>tag, <span class=\"y\">a span</span> and [[1]](http://a).",
+    ],
+)
+def test_words_are_those_that_a_peer_shows(text: str) -> None:
+    shown = re.sub(r"<img[^>]*alt=\"(.*?)\"[^>]*>", r"\1", MarkdownIt().render(text))
+    words = html.unescape(re.sub(r"<[^>]+>", "", shown)).split()
+    assert read(text + "\n").text.replace("`", "").split() == words
+
+
+def test_what_is_no_markup_stays() -> None:
+    text = "list[int], Array<string>, a**b**c**d, <https://a.b>, [a][b] <!-- open\n"
+    assert read(text).text == text.replace("a**b**c", "abc")
+    assert read("a<br>b <!-- hidden\ntwo --> c\n```\n**x** <b>\n```\n").text == (
+        "a b \n c\n```\n**x** <b>\n```\n"
+    )
+
+
 @given(st.lists(st.sampled_from(
-    ["---", "\n", "title: x", "a: [", "[[", "]]", "|", "!", "`", "```", "~~~", "# ", "y", "zotero://z"]
+    ["---", "\n", "title: x", "a: [", "[[", "]]", "|", "!", "`", "```", "~~~", "# ", "y",
+     "zotero://z", "](", ")", "**", "<b", ">", "<!--", "-->"]
 )))  # fmt: skip
 def test_any_text_keeps_its_lines(pieces: list[str]) -> None:
     text = "x".join(pieces) + "\nz"

@@ -20,19 +20,27 @@ _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
 _FRONT_MATTER = re.compile(r"(?ms)(---|\+\+\+)\n(.{0,65536}?)^(?:\1|\.\.\.)[ \t]*(?:\n|\Z)")
 _LINKS = ("url", "link", "links", "uri", "source", "zotero")
 _LINK = re.compile(r"(?:https?|zotero)://\S+")
-_WIKI_LINK = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,}|\A\+{3})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
-    r"|(?P<embeds>!?)\[\[(?P<target>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()",
-    re.MULTILINE,
+_TAGS = (
+    "a|b|br|center|code|details|div|em|figcaption|figure|font|h[1-6]|hr|i|iframe|img|kbd|li|ol|p"
+    "|picture|pre|small|source|span|strong|sub|summary|sup|table|tbody|td|th|thead|tr|u|ul|video"
 )
-"""Code and TOML, which stay as they are, or a link between notes."""
+_MARKUP = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,}|\A\+{3})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)|`[^`\n]*`"
+    r"|(?P<embeds>!?)\[\[(?P<note>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()"
+    r"|!?\[(?P<linked>(?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]\((?:[^()\n]|\([^()\n]*\))*\)"
+    r"|\*\*(?P<strong>[^\s*](?:[^*\n]*[^\s*])?)\*\*"
+    rf"|(?P<tag><!--(?s:.{{0,2000}}?)-->|</?(?:{_TAGS})(?:\s[^<>]*)?/?>)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Code and TOML, which stay as they are, or a link, words in bold type, or a tag of HTML."""
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown; headings are chapters. Links between notes become their words. The front
-    matter becomes a heading with the title and a table row, on as many lines as it had."""
+    """Reads Markdown; headings are chapters. Links and bold type become their words, and tags of
+    HTML go, for a quotation is read without them. The front matter becomes a heading with the title
+    and a table row. All lines stay where they were."""
     text, encoding = decode_text_with_lf(data, name)
-    text = _WIKI_LINK.sub(_replace_wiki_link, text)
+    text = _MARKUP.sub(_replace_markup, text)
     front, title, link = _FRONT_MATTER.match(text), None, None
     if front and (fields := _parse_fields(*front.groups())):
         head, title, link = _format_fields(fields, text[front.end() :])
@@ -44,12 +52,15 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
     return ExtractedText(text, tuple(marks), encoding=encoding)
 
 
-def _replace_wiki_link(found: re.Match[str]) -> str:
-    """Returns the words of `[[note]]` and `[[note|words]]`, and the name of what `![[name]]` shows;
-    code stays as it is."""
-    if found["target"] is None:
-        return found[0]
-    return found["target"] if found["embeds"] else found["alias"] or found["target"].rstrip("\\")
+def _replace_markup(found: re.Match[str]) -> str:
+    """Returns the words of a link, of bold type, of `[[note]]` and of `[[note|words]]`, the name of
+    what `![[name]]` shows, and the line ends of a tag; code stays as it is."""
+    if found["tag"]:
+        return "\n" * found[0].count("\n") or " " * (found[0][:3].lower() == "<br")
+    if found["note"] is not None:
+        return found["note"] if found["embeds"] else found["alias"] or found["note"].rstrip("\\")
+    words = found["strong"] if found["linked"] is None else found["linked"]
+    return found[0] if words is None else _MARKUP.sub(_replace_markup, words)
 
 
 def _parse_fields(mark: str, front_matter: str) -> dict[str, list[str]]:
