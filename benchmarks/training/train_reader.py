@@ -25,7 +25,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from training_data import READER_PROMPT, Integers, TrainingData
 from training_loop import CHECKPOINT, Batch, TrainedModel, explain_writing_errors
 from training_program import TrainingJob, digest_files, make_parser, run_program
-from wrong_windows import find_wrong_windows
+from wrong_windows import find_nearest_windows, find_wrong_windows
 
 from esa_cli.models.text_passes.text_forward import WEIGHTS, LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
@@ -97,7 +97,7 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
     training = job.make_training(
         reader, batches, settings, prompt=READER_PROMPT,
         finder=digest_files(job.finder, (WEIGHTS, MAPS)),
-        start=digest_files(job.start, (WEIGHTS, HEAD)),
+        start=digest_files(job.start, (WEIGHTS, HEAD)), nearest=job.nearest,
     )  # fmt: skip
     training.run(job.resume)
     with explain_writing_errors(job.folder):
@@ -110,12 +110,15 @@ def train_reader(data: TrainingData, settings: ReaderSettings, job: TrainingJob)
 
 
 def load_wrong_windows(data: TrainingData, job: TrainingJob) -> Integers:
-    """Returns the windows that the job's finder, or BM25 without one, ranks high although they do
-    not answer, as `find_wrong_windows`, from the job's folder if the training goes on."""
+    """Returns the windows next to the passages if the job's `nearest` is true, else those that its
+    finder, or BM25 without one, ranks high although they do not answer, from the job's folder if
+    the training goes on."""
     path = job.folder / WRONG_WINDOWS
     if job.resume and path.is_file() and (job.folder / CHECKPOINT).is_file():
         numbers: Integers = np.load(path, allow_pickle=False)
         return numbers
+    if job.nearest:
+        return find_nearest_windows(data)
     encoder, loaded = None, job.loaded
     if job.finder is not None:
         encoder = TokenEncoder.load(job.finder, loaded.model, loaded.tokenizer, fixed=True)
@@ -131,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--finder", type=Path, metavar="FOLDER",
         help="learn from windows that it ranks too high; without it, from those of BM25",
     )  # fmt: skip
+    parser.add_argument(
+        "--nearest", action="store_true", help="learn from windows next to the passages instead"
+    )
     parser.add_argument(
         "--start", type=Path, metavar="FOLDER", help="go on from a trained reader of this rank"
     )

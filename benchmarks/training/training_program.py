@@ -48,6 +48,7 @@ class TrainingJob:
         finder: the folder of a finder, whose mistakes a reader learns from.
         start: the folder of a reader or finder, which the training goes on from.
         others: how probable it was that a pair that is not natural was taken.
+        nearest: whether a reader learns from the windows next to the passages.
     """
 
     loaded: LoadedModel
@@ -59,6 +60,7 @@ class TrainingJob:
     finder: Path | None = None
     start: Path | None = None
     others: float = 1.0
+    nearest: bool = False
 
     def make_training(
         self, model: TrainedModel, batches: BatchGroups, settings: TrainingSettings,
@@ -139,7 +141,16 @@ def _run(
     workers = min(WORKERS, max(1, (os.cpu_count() or 1) - 2)) if fast else 0
     finder, start = (getattr(options, name, None) for name in ("finder", "start"))
     job = TrainingJob(
-        loaded, texts, options.out, options.resume, workers, fast, finder, start, options.others
+        loaded,
+        texts,
+        options.out,
+        options.resume,
+        workers,
+        fast,
+        finder,
+        start,
+        options.others,
+        getattr(options, "nearest", False),
     )
     return train(data, settings, job)
 

@@ -59,6 +59,22 @@ def find_wrong_windows(
     return out
 
 
+def find_nearest_windows(data: TrainingData) -> Integers:
+    """Returns for each of P pairs the numbers of the windows next to its passage, the nearest
+    first, (P, COUNT), padded with -1; none for absent questions."""
+    out = np.full((len(data.pairs.text), COUNT), -1, dtype=np.int32)
+    for number, text in enumerate(data.texts):
+        middles = text.windows.sum(1) / 2
+        for pair in np.flatnonzero((data.pairs.text == number) & (data.pairs.kind != ABSENT)):
+            first, last = data.pairs.passages[pair]
+            away = np.abs(middles - (first + last) / 2)
+            far = (text.windows[:, 1] <= first) | (text.windows[:, 0] >= last)
+            near = np.argsort(np.where(far, away, np.inf))[:COUNT]
+            near = near[far[near]]
+            out[pair, : len(near)] = near
+    return out
+
+
 def make_scorer(
     text: TrainingText, tokens: TextTokens, encoder: TokenEncoder | None
 ) -> Callable[[Sequence[str]], Tensor]:

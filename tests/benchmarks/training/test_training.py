@@ -17,7 +17,7 @@ import train_finder as finder
 import training_data
 from adapter_files import new_adapter
 from conftest import ModelFactory
-from crops import cut_crops
+from crops import EDGE, cut_crops
 from question_pairs import AnswerPair, TrainingText, draw_pairs, read_training_texts
 from reader_batches import ReaderBatches, ReaderSettings
 from reader_pairs import write_text
@@ -27,7 +27,7 @@ from train_reader import HEAD, WRONG_WINDOWS, train_reader
 from training_data import ABSENT, TrainingData, load_training_data
 from training_loop import RECORD, Training
 from training_program import TrainingJob
-from wrong_windows import find_wrong_windows
+from wrong_windows import COUNT, find_nearest_windows, find_wrong_windows
 
 from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
@@ -232,6 +232,22 @@ def test_a_finder_and_a_reader(
     assert after["losses"]["plain"] < 0.8 * untrained["losses"]["plain"]
 
 
+def test_nearest_windows(data: TrainingData) -> None:
+    near, pairs = find_nearest_windows(data), data.pairs
+    for pair, row in enumerate(near.tolist()):
+        first, last = pairs.passages[pair].tolist()
+        windows = data.texts[pairs.text[pair]].windows.tolist()
+        away = [
+            (abs((a + b) - (first + last)), number)
+            for number, (a, b) in enumerate(windows)
+            if b <= first or a >= last
+        ]
+        expected = [] if pairs.kind[pair] == ABSENT else sorted(away)[:COUNT]
+        distances = [abs(sum(windows[number]) - first - last) for number in row if number >= 0]
+        assert distances == [distance for distance, _ in expected]
+        assert set(row) - {-1} <= {number for _, number in away}
+
+
 def test_fewer_english_texts(data: TrainingData) -> None:
     """With a share of 0 a finder learns from the other texts only."""
     settings = replace(FINDER, english=0.0, step_texts=1)
@@ -256,6 +272,20 @@ def test_fewer_pairs_of_other_styles() -> None:
     assert drawn[0].digest != draw_pairs(texts, 1 / 3, 4)[0].digest
     (only,) = draw_pairs(texts, 0.0, 3)
     assert only.pairs == pairs[::5]
+
+
+def test_sentences_of_a_text_without_questions() -> None:
+    sentences = [f"Sentence {number} says something about ship {number}." for number in range(1500)]
+    text = TrainingText("book", " ".join(sentences), (), "")
+    content, pairs = cut_crops(text)
+    assert len(pairs) > 50
+    for pair in pairs:
+        place = text.text.index(pair["question"])
+        assert EDGE <= place < len(text.text) - EDGE
+        assert pair["question"] not in content
+        number = int(pair["question"].split()[1])
+        expected = f"{sentences[number - 1]} {sentences[number + 1]}"
+        assert content[slice(*pair["answer"])] == expected
 
 
 def test_sentences_as_questions() -> None:
