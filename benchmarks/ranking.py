@@ -39,7 +39,7 @@ class Question(NamedTuple):
     finder: Any
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def score_questions(folder: Path, library: Path, only: str) -> list[Question]:
     """The windows of all answerable questions about the development texts."""
     from esa_cli import Esa, Library
@@ -58,7 +58,7 @@ def score_questions(folder: Path, library: Path, only: str) -> list[Question]:
                 late = finder.score_by_late_interaction(reduced)
                 bm25 = finder.index.compute_bm25_scores(one["question"])
                 name = get_text_name(head["name"])
-                out.append(Question(name, late, bm25, torch.tensor(right), finder))
+                out.append(Question(name, late.clone(), bm25.clone(), torch.tensor(right), finder))
         print(f"{head['name']}: {len(questions)} questions", flush=True)
     return out
 
@@ -136,8 +136,10 @@ def main() -> None:
     from esa_cli.qa.finding.passage_finder import divide_by_highest
 
     every = score_questions(given.folder, given.library, given.only)
-    english = [one for one in every if not any(one.finder.list_foreign_languages())]
-    other = [one for one in every if one.right.any() and one not in english]
+    is_foreign = [any(one.finder.list_foreign_languages()) for one in every]
+    english = [one for one, foreign in zip(every, is_foreign, strict=True) if not foreign]
+    other = [one for one, foreign in zip(every, is_foreign, strict=True) if foreign]
+    other = [one for one in other if one.right.any()]
     ranks = []
     for name in sorted({one.name for one in english}):
         late = fit_late_weights([one for one in english if one.name != name])
