@@ -132,6 +132,16 @@ def test_words_are_those_that_a_peer_shows(text: str) -> None:
     assert read(text + "\n").text.replace("`", "").split() == words
 
 
+def test_rows_of_tables_name_their_columns() -> None:
+    table = "# T\n| Model | Price | |\n|---|:-:|-|\n| A \\| B | 3 | x |\n| C | | y | z\n\nText\n"
+    rows = "# T\n\n\nModel: A | B; Price: 3; x\nModel: C; y; z\n\nText\n"
+    assert read(table).text == rows
+    assert read("a | b\n--|--\n1 | 2").text == "\n\na: 1; b: 2"
+    code = "```\na | b\n--|--\n1 | 2\n```\n"
+    for no_table in (code, "a | b\n---\n1 | 2\n", "a|b\n--|--\ntext\n"):
+        assert read(no_table).text == no_table
+
+
 def test_what_is_no_markup_stays() -> None:
     text = "list[int], Array<string>, a**b**c**d, <https://a.b>, [a][b] <!-- open\n"
     assert read(text).text == text.replace("a**b**c", "abc")
@@ -142,7 +152,7 @@ def test_what_is_no_markup_stays() -> None:
 
 @given(st.lists(st.sampled_from(
     ["---", "\n", "title: x", "a: [", "[[", "]]", "|", "!", "`", "```", "~~~", "# ", "y",
-     "zotero://z", "](", ")", "**", "<b", ">", "<!--", "-->"]
+     "zotero://z", "\n--|--\n", "](", ")", "**", "<b", ">", "<!--", "-->"]
 )))  # fmt: skip
 def test_any_text_keeps_its_lines(pieces: list[str]) -> None:
     text = "x".join(pieces) + "\nz"

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import partial
 
+from esa_cli.documents.readers.heading_cells import format_rows
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark
 
@@ -33,18 +34,26 @@ _MARKUP = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """Code and TOML, which stay as they are, or a link, words in bold type, or a tag of HTML."""
+_TABLE = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)"
+    r"|^(?=[^\n|]*\|)(?P<names>[^\n]+)\n(?=[ \t|:]*-)(?P<rule>[ \t|:-]+)\n"
+    r"(?P<rows>(?:(?=[^\n|]*\|)[^\n]*(?:\n|\Z))+)",
+    re.MULTILINE,
+)
+"""Code, or a table: the names of its columns, a rule, and rows."""
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
     """Reads Markdown; headings are chapters. Links and bold type become their words, and tags of
-    HTML go, for a quotation is read without them. The front matter becomes a heading with the title
-    and a table row. All lines stay where they were."""
+    HTML go, for a quotation is read without them. Rows of tables name their columns. The front
+    matter becomes a heading with the title and a table row. All lines stay where they were."""
     text, encoding = decode_text_with_lf(data, name)
     text = _MARKUP.sub(_replace_markup, text)
     front, title, link = _FRONT_MATTER.match(text), None, None
     if front and (fields := _parse_fields(*front.groups())):
         head, title, link = _format_fields(fields, text[front.end() :])
         text = head + "\n" * (front[0].count("\n") - head.count("\n")) + text[front.end() :]
+    text = _TABLE.sub(_name_cells, text)
     marks = [*find_headings(text)]
     if title or link:
         marks = marks if marks and not marks[0].start else [Mark(0), *marks]
@@ -61,6 +70,25 @@ def _replace_markup(found: re.Match[str]) -> str:
         return found["note"] if found["embeds"] else found["alias"] or found["note"].rstrip("\\")
     words = found["strong"] if found["linked"] is None else found["linked"]
     return found[0] if words is None else _MARKUP.sub(_replace_markup, words)
+
+
+def _name_cells(found: re.Match[str]) -> str:
+    """Returns a table's rows with the column's name before each value, below two empty lines."""
+    if found["fence"]:
+        return found[0]
+    lines = (found["names"], found["rule"], *found["rows"].split("\n"))
+    names, rule, *rows = map(_split_cells, lines)
+    if len(names) != len(rule):
+        return found[0]
+    width = max(map(len, (names, *rows)))
+    names, *rows = ([*row, *[""] * (width - len(row))] for row in (names, *rows))
+    return "\n\n" + format_rows([names, *rows])
+
+
+def _split_cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip())
+    inner = cells[not cells[0] : len(cells) - (len(cells) > 1 and not cells[-1])]
+    return [cell.strip().replace("\\|", "|") for cell in inner]
 
 
 def _parse_fields(mark: str, front_matter: str) -> dict[str, list[str]]:

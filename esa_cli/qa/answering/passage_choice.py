@@ -31,7 +31,9 @@ def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
     known = set[str]()
     for number, passage in () if chosen else numbered:
         spans = find_sentence_spans(passage.text)
-        sentences = [" ".join(passage.text[start:end].split()).lower() for start, end in spans]
+        # A mail that answers another one quotes it behind `>`.
+        texts = [re.sub(r"(?m)^[> ]+", "", passage.text[start:end]) for start, end in spans]
+        sentences = [" ".join(text.split()).lower() for text in texts]
         new = [sentence for sentence in sentences if sentence not in known]
         share = sum(map(len, new)) / max(1, sum(map(len, sentences)))
         tells_more = share >= MIN_NEW and _says_something(new) and passage.weight >= NEGLIGIBLE
