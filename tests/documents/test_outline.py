@@ -167,6 +167,17 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
 
 
+@pytest.mark.parametrize("loud", [True, False])
+def test_numbered_capitals_are_headings_of_short_sections(loud: bool) -> None:
+    names = ["Who may enter", "What to wear", "If the alarm rings"]
+    lines = [f"{n}. {name.upper() if loud else name}" for n, name in enumerate(names, 1)]
+    text = "\n\n".join(
+        f"{line}\n\nOnly staff may. Ask at the desk first, please." for line in lines
+    )
+    found = [one.heading for one in find_sections(read(text))]
+    assert found == (lines if loud else [])
+
+
 def test_marks_of_readers_are_chapters() -> None:
     markdown = "".join(
         f"\n{'#' * (1 + n % 2)} {title}\n\n{prose(n)}\n" for n, title in enumerate(TITLES)
