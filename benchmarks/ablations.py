@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.evaluation.tasks import find_selftest_task
+    from esa_cli.evaluation.tasks import TASKS
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.presets.preset import load_preset
@@ -92,7 +92,7 @@ def main() -> None:
 
     hay = Haystack.from_chronicle(0)
     request = TaskRequest(arguments.length, size, hay, arguments.questions, 0)
-    (sample,) = find_selftest_task("needle").samples(request)
+    (sample,) = TASKS["needle"].samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")
     base = ["score.name=sum", "selector.name=topk"]

@@ -101,10 +101,10 @@ def compute_share_of_found_answers(output: str, answers: Sequence[str]) -> float
     return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
-def score_first_integer(output: str, gold: str) -> float:
+def score_first_integer(output: str, answers: Sequence[str]) -> float:
     """Returns 1 if the first run of digits in the output is the right answer, and else 0."""
     match = re.search("[0-9]+", output)
-    return float(match is not None and match[0] == gold)
+    return float(match is not None and match[0] == answers[0])
 
 
 def score_first_number(output: str, gold: str) -> float:
@@ -113,9 +113,9 @@ def score_first_number(output: str, gold: str) -> float:
     return float(match is not None and float(match[0]) == float(gold))
 
 
-def score_contained_gold_word(output: str, gold: str) -> float:
+def score_contained_gold_word(output: str, answers: Sequence[str]) -> float:
     """Returns 1 if the right answer is one of the output's words, and else 0."""
-    return float(gold in _replace_punctuation(output, "\n:\"'.,?!{}").split())
+    return float(answers[0] in _replace_punctuation(output, "\n:\"'.,?!{}").split())
 
 
 def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
@@ -172,17 +172,17 @@ def parse_star_counts(output: str, max_counts: int) -> set[int]:
 
 
 def score_star_counts(
-    output: str, answers: Sequence[str], mistaken_counts: Sequence[int] | None
+    output: str, answers: Sequence[str], mistaken: Sequence[int] | None = None
 ) -> float:
     """Returns the mean score, over all right counts of stars, of an output of Counting-Stars. A
     listed count scores 1; in the reasoning task, which has mistaken counts, 0.5 if the mistaken
     number is listed, too. A mistaken number alone scores 0.25."""
     right = [int(answer) for answer in answers]
     listed = parse_star_counts(output, len(right))
-    if mistaken_counts is None:
+    if mistaken is None:
         return sum(count in listed for count in right) / len(right)
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
-    pairs = zip(right, mistaken_counts, strict=True)
+    pairs = zip(right, mistaken, strict=True)
     return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)
 
 

@@ -40,9 +40,6 @@ class RegisteredClass(NamedTuple):
     cost: str  # per step, in the letters of docs/plugins.md
     cls: type
 
-    def make_dict_without_class(self) -> dict[str, str]:
-        return {key: value for key, value in self._asdict().items() if key != "cls"}
-
 
 PARTS: dict[str, PluginRegistry[RegisteredClass]] = {kind: PluginRegistry(kind) for kind in KINDS}
 

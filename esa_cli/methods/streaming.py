@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least
-from esa_cli.attention.positions import FixedDistancePositions, make_consecutive_positions
+from esa_cli.attention.parts import Selector, require_at_least
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_for_each_head
 from esa_cli.methods.registry import OWN_SCORE, PresetSizes, recipe, register
@@ -100,7 +100,7 @@ class LastQuerySelector(Selector):
 
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
-class TwoDistancePositions(PositionEncoding):
+class TwoDistancePositions(FixedDistancePositions):
     """Places the `initial` tokens right beyond local tokens, other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
@@ -108,9 +108,6 @@ class TwoDistancePositions(PositionEncoding):
 
     def __post_init__(self) -> None:
         require_at_least(0, distance=self.distance, initial=self.initial)
-
-    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return make_consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         query = max(local, self.distance)

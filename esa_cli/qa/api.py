@@ -55,7 +55,7 @@ THOROUGH = 32
 development questions of benchmarks/book_questions."""
 
 
-class Esa:
+class Esa(AbstractContextManager["Esa"]):
     """Answers questions about documents with a preset's finder and model. It is not thread-safe.
 
     Args:
@@ -164,9 +164,6 @@ class Esa:
         loaded, other = checked_preset.load_models(reader, observer or SILENT)
         options = {"planner": checked_preset.ingest_planner, "reader": other, **esa_arguments}
         return cls(loaded, checked_preset.resolved, **options)
-
-    def __enter__(self) -> Esa:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

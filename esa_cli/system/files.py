@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,10 +30,12 @@ def resolve_links(path: Path | str) -> str:
         return os.path.abspath(path)
 
 
-def resolve_folder_links(path: Path | str) -> str:
+def resolve_folder_links(
+    path: Path | str, resolve_folder: Callable[[str], str] = resolve_links
+) -> str:
     """Returns the absolute path, with symbolic links of its folders resolved, not of the file."""
     folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(resolve_links(folder), name)
+    return os.path.join(resolve_folder(folder), name)
 
 
 def compute_file_stamp(path: Path | str) -> str:

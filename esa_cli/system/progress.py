@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -38,21 +39,19 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
     return call_all_callbacks
 
 
-class IngestWaitCallback:
-    """A callback that is called repeatedly while another process ingests a document. The first call
-    runs `on_first_call`; every call tells `progress` that 0 of `token_count` tokens are done."""
+def make_wait_callback(
+    on_first_call: Callable[[], None], progress: Progress | None = None, token_count: int = 0
+) -> Callable[[], None]:
+    """Returns a callback for repeated calls while another process ingests a document. The first
+    call runs `on_first_call`; each tells `progress` that 0 of `token_count` tokens are done."""
+    report_once = cache(on_first_call)
 
-    def __init__(
-        self, on_first_call: Callable[[], None] | None, progress: Progress | None, token_count: int
-    ) -> None:
-        self.on_first_call, self.progress, self.token_count = on_first_call, progress, token_count
+    def report_wait() -> None:
+        report_once()
+        if progress:
+            progress(0, token_count)
 
-    def __call__(self) -> None:
-        on_first_call, self.on_first_call = self.on_first_call, None
-        if on_first_call:
-            on_first_call()
-        if self.progress:
-            self.progress(0, self.token_count)
+    return report_wait
 
 
 @dataclass(frozen=True)

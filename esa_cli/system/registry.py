@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from esa_cli.errors import PluginError
+from esa_cli.errors import PluginError, UsageError
 
 T = TypeVar("T")
 
@@ -76,6 +76,13 @@ def remove_entries_of_module(module_or_file: str) -> None:
     for registry in _REGISTRIES:
         for name in [name for name in registry if registry.find_module(name) == module_or_file]:
             del registry._entries[name]
+
+
+def find_by_name(table: Mapping[str, T], kind: str, name: str) -> T:
+    """Returns the entry of a table of esa's own. Raises UsageError: the name is unknown."""
+    if name not in table:
+        raise UsageError(f"esa has no {kind} {name!r}", suggest_name(name, table))
+    return table[name]
 
 
 def suggest_name(unknown_name: str, known_names: Iterable[str], prefix: str = "") -> str:

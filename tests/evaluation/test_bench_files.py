@@ -22,7 +22,7 @@ def test_longbench_prompts_and_records(tmp_path: Path) -> None:
     assert (first.id, second.id, first.longest, first.chat) == ("a", "b", 32, True)
     assert first.answers == ("the keeper", "keeper")
     # the best over the answers
-    assert benchmarks.find_benchmark("longbench").score(first, "Keeper.") == 1
+    assert benchmarks.BENCHMARKS["longbench"].score(first, "Keeper.") == 1
     assert len(records("longbench", tmp_path, "hotpotqa", limit=1)) == 1
 
 
@@ -57,7 +57,7 @@ def test_infinitebench_prompts(tmp_path: Path) -> None:
     write(tmp_path / "longbook_choice_eng.jsonl", [book])
     write(tmp_path / "code_debug.jsonl", [book | {"answer": ["a fox", "D"]}])
     write(tmp_path / "passkey.jsonl", [{"context": "c", "input": "What?", "answer": "083"}])
-    score = benchmarks.find_benchmark("infinitebench").score
+    score = benchmarks.BENCHMARKS["infinitebench"].score
     key, number, choice, debug, passkey = records(
         "infinitebench", tmp_path,
         "kv_retrieval", "math_find", "longbook_choice_eng", "code_debug", "passkey",
@@ -99,12 +99,12 @@ def test_counting_stars(tmp_path: Path) -> None:
     write(tmp_path / f"{start}searching_{end}", [stars_row(False)])
     write(tmp_path / f"{start}reasoning_{end}", [stars_row(True)])
     names = ["searching-128k-32-32", "reasoning-128k-32-32"]
-    assert benchmarks.find_benchmark("counting-stars").list_tasks_in_folder(tmp_path) == names
+    assert benchmarks.BENCHMARKS["counting-stars"].list_tasks_in_folder(tmp_path) == names
     search, reason = records("counting-stars", tmp_path, *names)
     assert search.question == "\n\n\n\nPlease help the little penguin."
     assert search.document.endswith("The little penguin counted 42 ★\n")
     assert search.prime == '```json\n{"little_penguin": ['
-    score = benchmarks.find_benchmark("counting-stars").score
+    score = benchmarks.BENCHMARKS["counting-stars"].score
     assert score(search, "15, 42, 5]}") == 2 / 3
     for after in (
         '\n```\n\n```json\n{"little_penguin": [1, 1',

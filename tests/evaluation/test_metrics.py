@@ -85,10 +85,10 @@ def test_rouge_l(output: str, gold: str, score: float) -> None:
 
 
 def test_first_integer_is_compared_digit_by_digit() -> None:
-    assert metrics.score_first_integer("The pass key is 08335, I think; 1.", "08335") == 1
-    assert metrics.score_first_integer("8335", "08335") == 0
-    assert metrics.score_first_integer("12 08335", "08335") == 0
-    assert metrics.score_first_integer("", "08335") == 0
+    assert metrics.score_first_integer("The pass key is 08335, I think; 1.", ["08335"]) == 1
+    assert metrics.score_first_integer("8335", ["08335"]) == 0
+    assert metrics.score_first_integer("12 08335", ["08335"]) == 0
+    assert metrics.score_first_integer("", ["08335"]) == 0
 
 
 def test_first_number_is_compared_by_value() -> None:

@@ -24,7 +24,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     rank_heads,
     sum_votes_by_window,
 )
-from esa_cli.evaluation.tasks import find_selftest_task
+from esa_cli.evaluation.tasks import TASKS
 from esa_cli.evaluation.tasks.task_sample import Haystack, TaskDocument, TaskRequest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
@@ -118,7 +118,7 @@ def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskDocument
 
     hay = Haystack.from_chronicle(0)
     request = TaskRequest(tokens, size, hay, questions, 0)
-    return next(iter(find_selftest_task("needle").samples(request)))
+    return next(iter(TASKS["needle"].samples(request)))
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from dataclasses import asdict
 import pytest
 from task_requests import NAMES, samples
 
-from esa_cli.evaluation.tasks import TASKS, TaskQuestion
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion
 
 DIGESTS = {
     "needle": "6a954cec670738b2", "needles": "615535ddffbb7254", "stars": "b069e1b7d46b4c5f",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from task_requests import NAMES, pieces, samples, words
 
-from esa_cli.evaluation.tasks import find_selftest_task
+from esa_cli.evaluation.tasks import TASKS
 from esa_cli.evaluation.tasks.task_sample import Haystack
 
 
@@ -40,7 +40,7 @@ def test_samples_are_complete_and_determined_by_the_seed(name: str) -> None:
     assert [sample.facts for sample in other] != [sample.facts for sample in first]
     assert sum(len(sample.questions) for sample in first) == 6, "as many as asked for"
     assert len(first) <= 2, "one document where it has room"
-    score = find_selftest_task(name).score
+    score = TASKS[name].score
     for index, sample in enumerate(first):
         assert (sample.test, sample.length, sample.index) == (name, 3000, index)
         assert sample.after is None or sample.after.count("{question}") == 1

@@ -128,7 +128,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         asker.check_prompt_length(replace(made[0], question="Who? " * 3000))
     rows = []
     for records in (made[:2], made[2:]):
-        cases = asker.make_questions(benchmarks.find_benchmark("longbench"), records)
+        cases = asker.make_questions(benchmarks.BENCHMARKS["longbench"], records)
         assert cases.ingest()
         rows += [case.ask() for case in cases.questions]
     assert seen == ["a", "c"]

@@ -31,7 +31,7 @@ def longbench_row(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def records(name: str, folder: Path, *tasks: str, limit: int | None = None) -> list[BenchRecord]:
-    return list(benchmarks.find_benchmark(name).load_records(folder, tasks, limit))
+    return list(benchmarks.BENCHMARKS[name].load_records(folder, tasks, limit))
 
 
 def whole(record: BenchRecord) -> str:

@@ -123,7 +123,11 @@ class AllowedDocuments:
             found = list[RequestableDocument]()
             for name in names:
                 if GROUP.fullmatch(name):
-                    found += self._resolve_group(name).documents
+                    groups = self.iterate_groups(parse_session(name))
+                    documents = next((one.documents for one in groups if one.id == name), [])
+                    if not documents:
+                        raise _make_missing_document_error(name)
+                    found += documents
                 else:
                     found.append(self._resolve_document(name, list_stored_texts))
             return found
@@ -153,13 +157,6 @@ class AllowedDocuments:
                 if document.text and name in (document.text.name, document.text.path):
                     return document
             raise
-
-    def _resolve_group(self, name: str) -> DocumentGroup:
-        groups = self.iterate_groups(parse_session(name))
-        found = next((group for group in groups if group.id == name), None)
-        if found is None or not found.documents:
-            raise _make_missing_document_error(name)
-        return found
 
     def iterate_groups(
         self, session: str = "", left_out_messages: list[str] | None = None

@@ -311,7 +311,7 @@ class _ServerRoutes:
         return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
-        query = wire.parse_query(wire.DocumentListQuery, request.query_params)
+        query = wire.parse_request(wire.DocumentListQuery, request.query_params)
         session = query.session or ""
         listed = await run_in_threadpool(make_documents_json, self.documents, session)
         keeps = ["session", "library"] if self.documents.has_stored else ["session"]
@@ -320,7 +320,7 @@ class _ServerRoutes:
 
     async def add_document(self, request: Request) -> Response:
         """Adds the document that is the body of a request to a session or to the library."""
-        query = wire.parse_query(wire.SentDocumentQuery, request.query_params)
+        query = wire.parse_request(wire.SentDocumentQuery, request.query_params)
         if query.keep == "session" and query.session is None:
             raise ApiError(400, "session must be given to keep a document for a session", "session")
         if query.keep == "library" and not self.documents.has_stored:
@@ -358,22 +358,21 @@ class _ServerRoutes:
 
     async def remove_document(self, request: Request) -> Response:
         """Forgets a document of a session; documents from elsewhere cannot be removed."""
-        query = wire.parse_query(wire.DocumentTextQuery, request.query_params)
+        query = wire.parse_request(wire.DocumentTextQuery, request.query_params)
         if not self.documents.sent.remove_document(query.document):
             wrong = f"there is no document {query.document} of a session"
             raise ApiError(404, wrong, "document", "document_not_found")
         return Response(status_code=204)
 
     async def show_document_text(self, request: Request) -> Response:
-        query = wire.parse_query(DocumentTextQuery, request.query_params)
+        query = wire.parse_request(DocumentTextQuery, request.query_params)
         document = await run_in_threadpool(self.documents.read_named_document, query.document)
         piece = await run_in_threadpool(make_text_excerpt_json, query, document)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = wire.parse_chat_request(
-            await read_request_body(request, self.limits.max_body, SEND_WITHIN_S)
-        )
+        body = await read_request_body(request, self.limits.max_body, SEND_WITHIN_S)
+        asked = wire.parse_request(ChatRequest, body)
         completion = ChatCompletionMaker(self.esa.name)
         note = partial(note_facts, request.scope)
         answer = await run_in_threadpool(self._make_answer_function, asked, completion, note)
@@ -387,8 +386,8 @@ class _ServerRoutes:
                 *_, reply = [value async for _, value in events]
         except ClientDisconnectedError:
             return Response(status_code=CLIENT_GONE)
-        body = wire.encode_json(completion.make_unstreamed_body(reply))
-        return Response(body, media_type="application/json")
+        data = wire.encode_json(completion.make_unstreamed_body(reply))
+        return Response(data, media_type="application/json")
 
     def _make_answer_function(
         self, chat_request: ChatRequest, completion: ChatCompletionMaker, note: NoteFacts

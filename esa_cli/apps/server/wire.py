@@ -215,22 +215,17 @@ class DocumentTextQuery(BaseModel):
 
 
 _MODELS = (ChatMessage, ChatRequest, DocumentListQuery, SentDocumentQuery, DocumentTextQuery)
-Query = TypeVar("Query", bound=BaseModel)
+Request = TypeVar("Request", bound=BaseModel)
 _PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
-    """Parses the body of a chat request. Raises ApiError 400, which names the wrong parameter."""
+def parse_request(model: type[Request], body_or_query: bytes | Mapping[str, str]) -> Request:
+    """Parses the JSON body or the query parameters of a request. Raises ApiError 400, which names
+    the wrong parameter."""
     try:
-        return ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise _convert_validation_error_to_api_error(error) from error
-
-
-def parse_query(model: type[Query], parameters: Mapping[str, str]) -> Query:
-    """Parses the query parameters of a request. Raises ApiError 400, which names the wrong one."""
-    try:
-        return model.model_validate(dict(parameters))
+        if isinstance(body_or_query, bytes):
+            return model.model_validate_json(body_or_query)
+        return model.model_validate(dict(body_or_query))
     except ValidationError as error:
         raise _convert_validation_error_to_api_error(error) from error
 

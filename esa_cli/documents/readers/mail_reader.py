@@ -18,9 +18,9 @@ from typing import Any
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
 from esa_cli.documents.readers.plain_text import (
     decode_text,
-    decode_text_with_lf,
     look_up_encoding,
     looks_binary,
+    read_plain_text,
 )
 from esa_cli.documents.readers.reader_registry import (
     BUILT_IN,
@@ -77,8 +77,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     """Reads a mail; a file without a mail's header fields is read as plain text."""
     message = message_from_bytes(data, policy=_POLICY)
     if not any(field in message for field in _MAIL_FIELDS):
-        text, encoding = decode_text_with_lf(data, name)
-        return ExtractedText(text, encoding=encoding)
+        return read_plain_text(data, name)
     if message.get_content_type() in _ENCRYPTED:
         problem = f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature"
         hint = "open the mail in a mail program, and name a file with its text"

@@ -19,10 +19,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
-from esa_cli.errors import DocumentError, UsageError, get_first_line
+from esa_cli.errors import DocumentError, get_first_line
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
-from esa_cli.system.registry import suggest_name
 from esa_cli.system.text import digest_text
 
 REFETCH = "fetch the official file again"
@@ -240,10 +239,10 @@ def score_infinitebench_output(record: BenchRecord, output: str) -> float:
         case "longbook_choice_eng":
             return metrics.score_multiple_choice_output(output, record.answers)
         case "kv_retrieval":
-            return metrics.score_contained_gold_word(output, record.answers[0])
+            return metrics.score_contained_gold_word(output, record.answers)
         case "math_find":
             return metrics.score_first_number(output, record.answers[0])
-    return metrics.score_first_integer(output, record.answers[0])
+    return metrics.score_first_integer(output, record.answers)
 
 
 KINDS = ("searching", "reasoning")
@@ -431,10 +430,3 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
 }  # fmt: skip
-
-
-def find_benchmark(name: str) -> Benchmark:
-    """Finds a public benchmark by name. Raises UsageError: the name is unknown."""
-    if name not in BENCHMARKS:
-        raise UsageError(f"esa has no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
-    return BENCHMARKS[name]

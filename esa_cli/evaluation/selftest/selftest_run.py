@@ -11,7 +11,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, ask_unanswered_questions
 from esa_cli.evaluation.selftest import run_plan
-from esa_cli.evaluation.tasks import find_selftest_task
+from esa_cli.evaluation.tasks import TASKS
 from esa_cli.evaluation.tasks.task_sample import (
     Haystack,
     PlantedFact,
@@ -185,7 +185,7 @@ class SelftestRun:
         request = TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
-        return find_selftest_task(test_name).samples(request)
+        return TASKS[test_name].samples(request)
 
     def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.PrefillGroup]]:
         """Yields every document with every group of methods that share its prefill."""
@@ -297,7 +297,7 @@ class SelftestAnswerer:
     def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
-        score_of = find_selftest_task(self.sample.test).score
+        score_of = TASKS[self.sample.test].score
         if asker is not None:
             reply = asker.ask(question.text)
             score = round(score_of(question, reply.text), 4)

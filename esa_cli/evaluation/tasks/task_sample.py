@@ -100,10 +100,14 @@ class TaskRequest:
 
 
 class SelftestTask(NamedTuple):
-    """Makes a self-test's documents, and scores a model's output from 0 to 1."""
+    """Makes a self-test's documents, and scores a model's output from 0 to 1 by a rule that takes
+    the output, the right answers, and the question's further values by their names."""
 
     samples: Callable[[TaskRequest], Iterator[TaskDocument]]
-    score: Callable[[TaskQuestion, str], float]
+    rule: Callable[..., float]
+
+    def score(self, question: TaskQuestion, output: str) -> float:
+        return float(self.rule(output, question.answers, **question.data))
 
 
 SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
@@ -132,7 +132,7 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachedModel]] = WeakKeyD
 """The attached model of each attention module, weakly referenced so that it can be freed."""
 
 
-class AttachedModel:
+class AttachedModel(AbstractContextManager["AttachedModel"]):
     """A causal language model of transformers, of a family in `FAMILIES`, in which `method`
     computes the attention until `detach` is called or the `with` block ends. Raises ModelError: the
     model is not supported, or is attached already."""
@@ -226,9 +226,6 @@ class AttachedModel:
             self._restore()
             for module in self._attending:
                 _ATTACHED.pop(module, None)
-
-    def __enter__(self) -> AttachedModel:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.detach()

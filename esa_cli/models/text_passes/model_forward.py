@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -15,12 +15,10 @@ def call_before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator
     """Calls `callback` before each decoder layer in each forward pass of a model until the block
     ends, or once before each pass if the model's layers are unknown."""
     layers = getattr(model.base_model, "layers", [model.base_model])
-    handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(lambda *_: callback()))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def call_layer_hooks(layer: nn.Module) -> None:
@@ -62,13 +60,9 @@ def compute_hidden_states(
         mask = torch.zeros(len(lengths), 1, count, count, dtype=model.dtype, device=lengths.device)
         mask.masked_fill_(padding[:, None, None], torch.finfo(model.dtype).min)
         options["attention_mask"] = mask.to(model.device)
-    handle = model.base_model.layers[layer_count - 1].register_forward_hook(stop_after_layer)
-    try:
+    last = model.base_model.layers[layer_count - 1]
+    with last.register_forward_hook(stop_after_layer), suppress(_LastLayerReached):
         model.base_model(input_ids=token_ids.to(model.device), use_cache=False, **options)
-    except _LastLayerReached:
-        pass
-    finally:
-        handle.remove()
     return normalise_hidden_states(states[0])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from typing import Any
 
@@ -95,7 +95,7 @@ def prefill_tokens(
             progress(at + len(piece), len(token_ids))
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """Prefills documents and answers questions with a model whose attention is replaced.
 
     Args:
@@ -229,9 +229,6 @@ class Session:
         finally:
             self.cache.truncate(len(self._ids))
             self.cache.begin_query(QueryState(), self.method)
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -139,7 +139,5 @@ def parse_address(address: str) -> tuple[str, str, str | None]:
     return url, model, key
 
 
-@lru_cache(maxsize=4)
-def open_embedding_finder(address: str) -> EmbeddingFinder:
-    """Opens a finder once for a process, because each opening asks the server."""
-    return EmbeddingFinder(address)
+open_embedding_finder = lru_cache(maxsize=4)(EmbeddingFinder)
+"""Opens a finder once for a process, because each opening asks the server."""

@@ -32,7 +32,7 @@ from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_f
 from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
-from esa_cli.system.progress import IngestWaitCallback, Progress, combine_progress_callbacks
+from esa_cli.system.progress import Progress, combine_progress_callbacks, make_wait_callback
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class DocumentIngester(ABC):
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
             waits = self.events.report_wait_for_process
-            notice = IngestWaitCallback(waits, progress, len(plan.ids))
+            notice = make_wait_callback(waits, progress, len(plan.ids))
             try:
                 book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
             except DiskError as error:
@@ -244,7 +244,7 @@ class DocumentIngester(ABC):
 
     def _ingest_into_library(
         self, text: TokenisedDocument, plan: StoragePlan, on_progress: Progress,
-        on_wait: IngestWaitCallback, start_time: float,
+        on_wait: Callable[[], None], start_time: float,
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(plan.ids)
         assert library is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -352,12 +353,8 @@ class IngestPlan:
     @property
     def max_fitting_tokens(self) -> int:
         """The largest number of tokens that would fit into memory with the same settings."""
-        low, high = 0, 1 << 28
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.planner.plan_ingest(middle).fits_memory
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        counts, plan = range(1, (1 << 28) + 1), self.planner.plan_ingest
+        return bisect_left(counts, True, key=lambda count: not plan(count).fits_memory)
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:

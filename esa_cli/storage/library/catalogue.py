@@ -30,7 +30,7 @@ from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import LibraryEntry
-from esa_cli.system.files import compute_file_stamp, resolve_links
+from esa_cli.system.files import compute_file_stamp, resolve_folder_links, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import (
     compute_digest_of_word_rules,
@@ -249,11 +249,11 @@ class FileRecordLookup:
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_folder_unmounted = cache(partial(_is_folder_unmounted, paths))
-        self._real_folder = cache(resolve_links)
+        self._resolve_links = partial(resolve_folder_links, resolve_folder=cache(resolve_links))
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
         for record in records:
-            self._by_path[self._resolve_folder_links(record.path)].append(record)
+            self._by_path[self._resolve_links(record.path)].append(record)
             has_text = record.digest and not self.is_file_removed(record)
             if has_text and (record.folder or os.path.lexists(record.path)):
                 self._by_text.setdefault(record.digest, record)
@@ -266,7 +266,7 @@ class FileRecordLookup:
 
     def find_file_records(self, file_path: str) -> list[FileRecord]:
         """Returns the records of a file's paths, or only up-to-date records if there are any."""
-        known = self._by_path.get(self._resolve_folder_links(file_path), []) if file_path else []
+        known = self._by_path.get(self._resolve_links(file_path), []) if file_path else []
         return [record for record in known if record.is_file_unchanged] or known
 
     def divide_by_presence(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
@@ -289,10 +289,6 @@ class FileRecordLookup:
             return None
         names = {"name": os.path.basename(other.path), "source": other.path, "path": other.path}
         return replace(entry, provenance={**entry.provenance, **names})
-
-    def _resolve_folder_links(self, file_path: str) -> str:
-        folder, name = os.path.split(os.path.abspath(file_path))
-        return os.path.join(self._real_folder(folder), name)
 
 
 def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:

@@ -51,7 +51,7 @@ def expect_refusal(error: ApiError) -> None:
 @example({"messages": [{"role": "user", "content": "\ud800"}]})
 def test_bodies(body: Any) -> None:
     try:
-        found = wire.parse_chat_request(dumped(body))
+        found = wire.parse_request(wire.ChatRequest, dumped(body))
         question, history = found.split_question_and_history()
     except ApiError as error:
         expect_refusal(error)
@@ -72,7 +72,7 @@ def test_bodies(body: Any) -> None:
 @example(b'{"seed": ' + b"9" * 5000 + b"}")
 def test_bytes_that_are_no_request(data: bytes | str) -> None:
     try:
-        wire.parse_chat_request(data if isinstance(data, bytes) else data.encode())
+        wire.parse_request(wire.ChatRequest, data if isinstance(data, bytes) else data.encode())
     except ApiError as error:
         expect_refusal(error)
 

@@ -107,7 +107,7 @@ def test_an_instruction_that_no_reader_gets(live: LiveServer, asker: FakeAsker) 
 def test_odd_orders_of_messages(said: list[str], question: str, history: list[Turn]) -> None:
     roles = {"u": "user", "a": "assistant", "s": "developer"}
     messages = [{"role": roles[one[0]], "content": one[2:]} for one in said]
-    found = wire.parse_chat_request(json.dumps({"messages": messages}).encode())
+    found = wire.parse_request(wire.ChatRequest, json.dumps({"messages": messages}).encode())
     assert found.split_question_and_history() == (question, history)
 
 
@@ -145,7 +145,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
 def refusal(body: Any) -> ApiError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(ApiError) as caught:
-        wire.parse_chat_request(data).split_question_and_history()
+        wire.parse_request(wire.ChatRequest, data).split_question_and_history()
     assert caught.value.status == 400
     return caught.value
 

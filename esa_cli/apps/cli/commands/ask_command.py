@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -106,7 +106,7 @@ def ask(
         if talk.turns:
             about = ", ".join([*talk.documents, *["the library"] * talk.library])
             reporter.show_note(f"esa: about {about}, after: {talk.turns[-1].question}")
-        generation = generation_options.make_esa_ask_arguments()
+        generation = asdict(generation_options)
         run = AskCommandRun(question, talk, opts, generation, reporter)
         stack.callback(run.log_answer)
         run.open_model_and_documents(talk.documents, model, stack)

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,6 @@ from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.system.jsonl import AnswersFile
 from esa_cli.system.machine import format_duration
-from esa_cli.system.progress import WorkShard
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import digest_text, has_lone_surrogate
 
@@ -80,7 +79,7 @@ def batch(
     from esa_cli.qa.opening import choose_answer_source
 
     chosen = model.load_preset(method)
-    asking = {**generation_options.make_esa_ask_arguments(), "evidence": top}
+    asking = {**asdict(generation_options), "evidence": top}
     reader, shard = model.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
@@ -90,8 +89,11 @@ def batch(
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:
-            count, asked = end, select_questions_of_shard(asked[:limit], shard)
-            end = len(asked)
+            # In groups, so that shards share few documents.
+            groups = group_questions_by_documents(asked[:limit])
+            indices = [index for group in groups for index, _ in group]
+            asked = [asked[index] for index in sorted(shard.select_contiguous_items(indices))]
+            count, end = end, len(asked)
             reporter.show_note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
         places = [(question.key, question.id) for question in asked]
         with AnswersFile(out, places, retry_failed=retry_failed) as answers:
@@ -254,14 +256,6 @@ def group_questions_by_documents(
         if is_wanted(index):
             by_documents.setdefault(question.files, []).append((index, question))
     return list(by_documents.values())
-
-
-def select_questions_of_shard(
-    questions: Sequence[BatchQuestion], shard: WorkShard
-) -> list[BatchQuestion]:
-    """Returns the questions of one shard, chosen so that shards share few documents."""
-    grouped = [index for group in group_questions_by_documents(questions) for index, _ in group]
-    return [questions[index] for index in sorted(shard.select_contiguous_items(grouped))]
 
 
 def copy_answers_from_shard_files(

@@ -207,7 +207,7 @@ def _find_retrieval_heads(
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import find_selftest_task
+    from esa_cli.evaluation.tasks import TASKS
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import fetch_and_check_model
@@ -220,7 +220,7 @@ def _find_retrieval_heads(
     known.check_methods_can_run({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
-    sample = next(find_selftest_task("needle").samples(request))
+    sample = next(TASKS["needle"].samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load_transformers_model(reporter)

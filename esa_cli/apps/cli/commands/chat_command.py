@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +84,7 @@ def chat(
             reporter.clear_spinner()
             names = [document.source for document in gathered]
             talk = DocumentChat(
-                esa, books, names, reporter, generation_options.make_esa_ask_arguments(),
+                esa, books, names, reporter, asdict(generation_options),
                 top=shown, interruptible=on_terminal,
             )  # fmt: skip
             if on_terminal:

@@ -18,7 +18,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
-from esa_cli.system.progress import IngestWaitCallback
+from esa_cli.system.progress import make_wait_callback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -210,7 +210,7 @@ def copy_documents(
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push_documents(stored, target, entries, progress)
         else:
-            wait = IngestWaitCallback(show_wait, None, 0)
+            wait = make_wait_callback(show_wait)
             result = pull_documents(stored, source, names_or_ids or (), progress, wait)
     failed = result.failed
     if as_json:

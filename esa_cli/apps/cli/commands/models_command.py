@@ -201,7 +201,8 @@ def methods(
     for part in parts:
         origin = registry.PARTS[part.kind].find_module(part.name)
         settings = _format_dataclass_fields(part.cls)
-        rows.append({**part.make_dict_without_class(), "origin": origin, "settings": settings})
+        facts = {key: value for key, value in part._asdict().items() if key != "cls"}
+        rows.append({**facts, "origin": origin, "settings": settings})
     if as_json:
         terminal.print_json(rows)
         return

@@ -19,6 +19,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import UsageError
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
+from esa_cli.system.registry import find_by_name
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
@@ -86,7 +87,7 @@ def _check_settings_and_read_haystack(
     settings: SelftestSettings, preset: Preset, haystack_path: Path | None, output_file: Path | None
 ) -> Haystack:
     """Checks the names of tests, methods and files, and returns the text to plant facts in."""
-    from esa_cli.evaluation.tasks import TASKS, find_selftest_task
+    from esa_cli.evaluation.tasks import TASKS
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
@@ -94,7 +95,7 @@ def _check_settings_and_read_haystack(
         hint = f"tests: {', '.join(TASKS)}"
         raise UsageError("TEST must name a test, and --methods must name a method", hint)
     for test in settings.tests:
-        find_selftest_task(test)
+        find_by_name(TASKS, "self-test", test)
     for name in settings.methods:
         set_method_to_compare(name, preset, max(settings.lengths))
     if "own" in settings.tests and haystack_path is None:
@@ -315,12 +316,13 @@ def bench(
         _bench_finders(questions, model, common)
         return
     from esa_cli.evaluation.bench import bench_run
-    from esa_cli.evaluation.bench.benchmarks import find_benchmark
+    from esa_cli.evaluation.bench.benchmarks import BENCHMARKS
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import resolve_preset, set_method_to_compare
     from esa_cli.system.jsonl import ResultsFile
 
-    benchmark, reporter = find_benchmark(name), terminal.Reporter(common.quiet)
+    benchmark = find_by_name(BENCHMARKS, "benchmark", name)
+    reporter = terminal.Reporter(common.quiet)
     if data is None:
         hint = f"get the files from {benchmark.source}"
         raise UsageError(f"the benchmark {name} needs its official files in --data DIR", hint)

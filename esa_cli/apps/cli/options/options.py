@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -183,7 +183,8 @@ def _check_temperature_option(temperature: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class AnswerGenerationOptions:
-    """Options for the generation of answers; an option that is None keeps the preset's setting."""
+    """Options for the generation of answers, which are arguments of `Esa.ask`, too; an option that
+    is None keeps the preset's setting."""
 
     max_new_tokens: MaxTokens = None
     temperature: Annotated[
@@ -200,10 +201,6 @@ class AnswerGenerationOptions:
             "--seed N", "Seed of sampling, which makes answers reproducible.", min=0, max=2**63 - 1
         ),
     ] = None
-
-    def make_esa_ask_arguments(self) -> dict[str, Any]:
-        """Returns the generation options as keyword arguments of `Esa.ask`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import zip_longest
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
@@ -119,7 +120,7 @@ def make_rich_console(stream: TextIO) -> Any:
     return console
 
 
-class Reporter:
+class Reporter(AbstractContextManager["Reporter"]):
     """A context manager that prints warnings and, unless `quiet`, progress on standard error.
 
     Args:
@@ -135,9 +136,6 @@ class Reporter:
         self._print_note_if_due = self.make_throttled_note_printer()
         self.is_brief = False
         """Whether warnings about single documents are left out, as there may be many documents."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.clear_spinner()
