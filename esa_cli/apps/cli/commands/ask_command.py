@@ -270,7 +270,7 @@ class AskCommandRun:
             elif reply.foreign_languages and self.esa.reader is None:
                 notes.append(
                     f"The documents are in {' and '.join(reply.foreign_languages)}; the finder was "
-                    "trained on English: another --finder and --reader may answer better."
+                    "trained mostly on English: another --finder and --reader may answer better."
                 )
             self._print_answer(reply, notes, is_printed=streams)
         return reply
