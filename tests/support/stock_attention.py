@@ -38,9 +38,8 @@ def everything(chunk: int, dense: int | None = 0) -> Method:
     return Method(window=window, position=TruePositions())
 
 
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 5e-5) -> None:
-    """Logits of these models have a standard deviation of 0.4 to 1.7; sums in another order differ
-    by up to 2e-5, by the processor."""
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Logits of these models have a standard deviation of 0.4 to 1.7."""
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
