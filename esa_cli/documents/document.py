@@ -363,10 +363,9 @@ def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
 
 
 def is_table_row(line: str) -> bool:
-    """Whether a line is a row of a table, as the readers write it: `Client: Ann; Town: Ulm`, or at
-    least two cells with ` | ` between them."""
-    named = line.split("; ")
-    return " | " in line or (len(named) > 1 and all(map(CELL.match, named[:2])))
+    """Whether a line is a row of a table, as the readers write it: `Client: Ann; Town: Ulm`, also
+    with a first cell without a name, or at least two cells with ` | ` between them."""
+    return " | " in line or sum(map(bool, map(CELL.match, line.split("; ")[:3]))) > 1
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document, is_table_row
 from esa_cli.documents.outline import (
     CHINESE,
     KINDS,
@@ -225,7 +225,8 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [
-        f"{one.text.rstrip()}\n" if _LINES.search(one.text)
+        f"{one.text.rstrip()}\n"
+        if _LINES.search(one.text) or any(map(is_table_row, one.text.splitlines()))
         else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split())) + " "
         for one in quoted
     ]  # fmt: skip

@@ -38,7 +38,7 @@ or the answer's own emphasis."""
 MAX_MISSING = 3
 """The maximum number of words that are named as missing from a sentence that fits no passage."""
 _QUOTED = re.compile(r"[\"“”„«»]([^\"“”„«»\n]+)[\"“”«»]")
-_OMITTED = re.compile(r"\[[^\]]*\]|\.\.\.|…")
+_OMITTED = re.compile(r"\[[^\[\]]*\]|\.\.\.|…")
 _CITATION = re.compile(r"[\[【](\d{1,3}(?:\s*[,;–-]\s*\d{1,3})*)[\]】]|\bpassages? \d{1,3}\b", re.I)
 _LIST_MARK = re.compile(r"^[ \t]*(?:\d{1,3}[.)]|[-*•+])(?=\s)", re.M)
 _HEADING = re.compile(r"#|\*\*[^*]+\*\*:?$|.*:$", re.S)

@@ -74,6 +74,7 @@ def test_rows_of_a_sheet_are_sentences() -> None:
     assert [rows[at : at + 7] for at in starts[:3]] == ["Name: P", "Name: T", "Name: D"]
     assert all(map(is_table_row, rows.splitlines()))
     assert is_table_row("Kiel | Jonas Petersen | 8 to 18")
+    assert is_table_row("Fuse; Terra 8: 16 A; Terra 12: 25 A")
     assert not is_table_row("He said: we go at nine; she stayed at home.")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
+from esa_cli.documents.document import is_table_row
 from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 from esa_cli.qa.answering.passage_choice import is_quoted
 from esa_cli.qa.answering.reply import Quotation
@@ -145,7 +146,7 @@ def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lin
     length = start - line_start + 1 + len(next_word[0] if next_word else "")
     # The first line may be the end of a longer line.
     is_short = line_start > 0 and length < _FULL * longest
-    is_quoted_mail = ">" in (text[line_start], text[end])
-    if longest > _NOT_WRAPPED or is_short or is_quoted_mail or _LIST_ITEM.match(text, end):
+    ends_line = ">" in (text[line_start], text[end]) or is_table_row(text[line_start:start])
+    if longest > _NOT_WRAPPED or is_short or ends_line or _LIST_ITEM.match(text, end):
         return "\n"
     return " "
