@@ -32,9 +32,9 @@ PRECISION = 0.91
 promised of certain ones, whose sentence must also answer alone, as users' own questions are harder:
 in a trial 30 of 42 answers above 0.7 were right, and 25 of the 29 with such a sentence."""
 REFUSED = 0.03
-"""The share of answerable development questions whose right answer is not given as it is too
-improbable. Users take "perhaps" with a wrong figure for worse than the passages alone: in a trial
-ten of twelve unanswerable questions got one when 5 % were refused, right or wrong."""
+"""The share of answerable development questions whose right answer is not given, because it is too
+improbable. When 5 % of all answers, right or wrong, were not given, ten of twelve unanswerable
+questions of a trial got an answer, and its users found that worse than passages alone."""
 Row = dict[str, Any]
 
 

@@ -141,17 +141,9 @@ def _run(
     workers = min(WORKERS, max(1, (os.cpu_count() or 1) - 2)) if fast else 0
     finder, start = (getattr(options, name, None) for name in ("finder", "start"))
     job = TrainingJob(
-        loaded,
-        texts,
-        options.out,
-        options.resume,
-        workers,
-        fast,
-        finder,
-        start,
-        options.others,
+        loaded, texts, options.out, options.resume, workers, fast, finder, start, options.others,
         getattr(options, "nearest", False),
-    )
+    )  # fmt: skip
     return train(data, settings, job)
 
 

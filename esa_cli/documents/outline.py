@@ -270,8 +270,8 @@ def _choose_chains(candidates: Sequence[Section], min_gap: int) -> Iterator[Sect
                 chains.append((style, [one]))
     for _, chain in chains:
         gaps = sorted(after.start - one.start for one, after in pairwise(chain))
-        is_loud = all(one.title.isupper() for one in chain)  # no list's items are
-        if len(gaps) > 1 and gaps[len(gaps) // 2] >= (min_gap // 8 if is_loud else min_gap):
+        in_capitals = all(one.title.isupper() for one in chain)  # items of lists are not
+        if len(gaps) > 1 and gaps[len(gaps) // 2] >= (min_gap // 8 if in_capitals else min_gap):
             yield from chain
 
 

@@ -167,15 +167,15 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
 
 
-@pytest.mark.parametrize("loud", [True, False])
-def test_numbered_capitals_are_headings_of_short_sections(loud: bool) -> None:
+@pytest.mark.parametrize("in_capitals", [True, False])
+def test_numbered_capitals_are_headings_of_short_sections(in_capitals: bool) -> None:
     names = ["Who may enter", "What to wear", "If the alarm rings"]
-    lines = [f"{n}. {name.upper() if loud else name}" for n, name in enumerate(names, 1)]
+    lines = [f"{n}. {name.upper() if in_capitals else name}" for n, name in enumerate(names, 1)]
     text = "\n\n".join(
         f"{line}\n\nOnly staff may. Ask at the desk first, please." for line in lines
     )
     found = [one.heading for one in find_sections(read(text))]
-    assert found == (lines if loud else [])
+    assert found == (lines if in_capitals else [])
 
 
 def test_marks_of_readers_are_chapters() -> None:
