@@ -20,7 +20,9 @@ from esa_cli.system.text import digest_text, has_lone_surrogate
 
 Span = tuple[int, int]
 
-ENGLISH, NATURAL = "English", "natural"
+ENGLISH = "English"
+AS_PEOPLE_ASK = ("natural", "remembered")
+"""The styles of pairs that `draw_pairs` takes all of."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,12 @@ def read_training_texts(pairs: Path, texts: Path) -> list[TrainingText]:
 
 
 def draw_pairs(texts: list[TrainingText], others: float, seed: int) -> list[TrainingText]:
-    """Returns the texts with all pairs of style `natural`, and each other pair with the probability
-    `others`; texts without a pair are left out."""
+    """Returns the texts with all pairs of the styles `AS_PEOPLE_ASK`, and each other pair with the
+    probability `others`; texts without a pair are left out."""
     random, drawn = Random(seed), []
     for text in texts:
         chosen = tuple(
-            pair for pair in text.pairs if random.random() < others or pair.style == NATURAL
+            pair for pair in text.pairs if random.random() < others or pair.style in AS_PEOPLE_ASK
         )
         if chosen:
             digest = digest_text(f"{text.digest} {others} {seed}")
