@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()
     is_program = arguments is None
+    words = sys.argv[1:] if arguments is None else arguments
     if is_program:
         atexit.register(_silence_stderr)
     # A stream that the caller has closed is None; what is written to it is dropped. In this order
@@ -92,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        code = _run_esa_command(sys.argv[1:] if arguments is None else arguments)
+        code = _run_esa_command(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -103,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, Exception) and not (
             was_interrupted and convert_to_esa_error(error) is None
         ):
-            return _print_error_and_get_exit_code(error)
+            return _print_error_and_get_exit_code(error, as_json="--json" in words)
         if is_program:  # the process ends without what libraries do at its end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _print_error("interrupted")
@@ -212,8 +214,9 @@ def make_click_command(only_subcommand: str | None = None) -> Any:
     return group
 
 
-def _print_error_and_get_exit_code(error: Exception) -> int:
-    """Prints the message and hint of an error, and returns its exit code."""
+def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
+    """Prints the message and hint of an error, with `as_json` on standard output, too, and returns
+    its exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -221,17 +224,21 @@ def _print_error_and_get_exit_code(error: Exception) -> int:
             traceback.print_exc()
     known = convert_to_esa_error(error)
     if known is not None:
-        _print_error(known.message, known.hint)
-        return known.exit_code
-    if hasattr(error, "format_message"):  # an option or argument that the parser refused
+        message, hint, code = known.message, known.hint, known.exit_code
+    elif hasattr(error, "format_message"):  # an option or argument that the parser refused
         text, context = str(error.format_message()).rstrip("."), getattr(error, "ctx", None)
         name = context.command_path if context else "esa"
-        _print_error(text[:1].lower() + text[1:], f"see `{name} --help`")
-        return USAGE
-    reason = (str(error).splitlines() or [""])[0]
-    hint = "set ESA_DEBUG=1 to see the traceback, and please report the bug"
-    _print_error(f"a bug: {type(error).__name__}: {reason}", hint)
-    return BUG
+        message, hint, code = text[:1].lower() + text[1:], f"see `{name} --help`", USAGE
+    else:
+        reason = (str(error).splitlines() or [""])[0]
+        message, code = f"a bug: {type(error).__name__}: {reason}", BUG
+        hint = "set ESA_DEBUG=1 to see the traceback, and please report the bug"
+    _print_error(message, hint)
+    if as_json:
+        facts = {"error": message, "hint": hint, "exit_code": code}
+        with contextlib.suppress(OSError, ValueError):
+            print(json.dumps(facts, indent=2), flush=True)
+    return code
 
 
 def _print_error(message: str, hint: str = "") -> None:

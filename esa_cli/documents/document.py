@@ -81,7 +81,8 @@ CELL = re.compile(r"[^:;|]+: ")
 
 
 class TextLocation(NamedTuple):
-    """The location of a character in a text: the line from 1, and what the document's mark says."""
+    """The location of a character in a text: the line, or row of a table, from 1, and what the
+    document's mark says."""
 
     page: int | None
     line: int
@@ -110,12 +111,14 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
-        """Returns the page, line and chapter of the character at `offset` in the text."""
+        """Returns the page, line or row, and chapter of the character at `offset` in the text."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
         mark = self.marks[number] if number >= 0 else Mark(0)
         line = bisect_left(self._newline_offsets, offset) + 1
+        if mark.row is not None:
+            line += mark.row - bisect_left(self._newline_offsets, mark.start) - 1
         return TextLocation(mark.page, line, mark.chapter, mark.title, mark.link)
 
     @cached_property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from datetime import date, datetime, time, timedelta
+from pathlib import Path
 from typing import Any
 
 import openpyxl
@@ -14,6 +16,7 @@ from openpyxl.comments import Comment
 from reader_checks import changed, chapters, refused
 
 from esa_cli.documents import readers
+from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText
 
 
@@ -57,6 +60,29 @@ def test_every_sheet_is_a_chapter_with_rows_as_in_csv() -> None:
         ("Sheet: List", "List"),
     ]  # fmt: skip
     assert found.missing == ()
+
+
+def test_lines_have_the_numbers_of_their_rows(tmp_path: Path) -> None:
+    book = workbook(
+        A=[("Title",), (), *TABLE, (), (), ("Cy", "Bonn", 1)], B=[(), ("fig",), (), ("yew",)]
+    )
+    (path := tmp_path / "a.xlsx").write_bytes(saved(book))
+    document = read_document(str(path))
+    cells = [cell for sheet in book for row in sheet for cell in row if isinstance(cell.value, str)]
+    for cell in cells:
+        if cell.value not in TABLE[0]:
+            start = document.text.index(cell.value)
+            assert document.place(start).line == cell.row
+            assert document.place(start).chapter == cell.parent.title
+
+
+def test_lines_of_csv_have_the_numbers_of_their_rows(tmp_path: Path) -> None:
+    written = 'name,town\nAnn,"Ulm\nDanube"\n\nBo,Bonn\n\n\nCy,Jena\nDi,Kiel\n'
+    (path := tmp_path / "a.csv").write_text(written)
+    document = read_document(str(path))
+    for number, row in enumerate(csv.reader(io.StringIO(written)), 1):
+        if row and number > 1:
+            assert document.place(document.text.index(row[0])).line == number
 
 
 def test_values_of_cells() -> None:

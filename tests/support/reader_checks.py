@@ -32,8 +32,9 @@ def changed(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
 
 
 def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:
-    """The line each mark begins at, and its chapter."""
-    return [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in found.marks]
+    """The line each mark but those of rows begins at, and its chapter."""
+    marks = (mark for mark in found.marks if mark.row is None)
+    return [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in marks]
 
 
 def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:

@@ -31,6 +31,9 @@ def split_off_question(
         documents = [one for one in [*documents, question] if one != others[0]]
         question = others[0]
     example, wrong = 'book.txt "Who is Ahab?"', ""
+    if documents_optional and any(" " in one for one in others) and " " not in question:
+        wrong = f"there is no document {question}"
+        raise UsageError(wrong, "--library has no value; ESA_LIBRARY=FOLDER names another library")
     if _is_document(question):
         wrong = f"the question is missing after the document {question}"
     elif (

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
-from itertools import islice
-from typing import Any
+from itertools import accumulate, groupby, islice
+from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument
 
 _Rows = Iterable[Sequence[str]]
@@ -44,9 +44,13 @@ _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 def read_csv(data: bytes, name: str) -> ExtractedText:
     """Reads a CSV table; a file that is no table is read as plain text."""
     text, encoding = decode_text_with_lf(data, name)
+    marks = list[Mark]()
     with suppress(csv.Error):  # no delimiter, an unclosed quotation mark, or a cell without end
-        text = format_table(_CsvRows(text)) or text
-    return ExtractedText(text, encoding=encoding)
+        blocks = format_table(_CsvRows(text))
+        starts = accumulate((len(block.text) for block in blocks), initial=0)
+        marks = [Mark(start, row=block.row) for start, block in zip(starts, blocks, strict=False)]
+        text = "".join(block.text for block in blocks) or text
+    return ExtractedText(text, tuple(marks), encoding=encoding)
 
 
 class _CsvRows:
@@ -81,35 +85,56 @@ def _compute_share_of_regular_rows(csv_sample: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def format_table(rows: _Rows) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells."""
+class TableRows(NamedTuple):
+    """Rows of a table that follow one another, from number `row` on, a line each."""
+
+    row: int
+    text: str
+
+
+def format_table(rows: _Rows, numbers: Sequence[int] | None = None) -> list[TableRows]:
+    """Returns a line `name: value; name: value` for each row, without empty cells and rows. Rows
+    are numbered by `numbers`, or from 1."""
     widths = Counter(map(_count_cells_to_last_filled, rows))
     del widths[0]
     if not widths:
-        return ""
+        return []
     usual_width = max(widths, key=lambda width: widths[width])
     rows_above = _count_rows_above_table(rows, usual_width)
     body = (cells for row in islice(rows, rows_above, None) if any(cells := _collapse_spaces(row)))
     first = list(islice(body, _ROWS_LOOKED_AT))
     named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_column_names(first)
-    return "".join(_format_table_rows(rows, rows_above, first[0] if named else []))
+    lines = _format_table_rows(rows, rows_above, first[0] if named else [])
+    return join_rows((numbers[at] if numbers else at + 1, line) for at, line in lines)
 
 
-def _format_table_rows(rows: _Rows, rows_above: int, column_names: list[str]) -> Iterator[str]:
-    """Yields the rows above the table unchanged, then each row of the table with column names."""
+def join_rows(lines: Iterable[tuple[int, str]]) -> list[TableRows]:
+    """Joins the lines of rows whose numbers follow one another."""
+    blocks = list[TableRows]()
+    for _, group in groupby(enumerate(lines), key=lambda item: item[1][0] - item[0]):
+        rows = [row for _, row in group]
+        blocks.append(TableRows(rows[0][0], "".join(line for _, line in rows)))
+    return blocks
+
+
+def _format_table_rows(
+    rows: _Rows, rows_above: int, column_names: list[str]
+) -> Iterator[tuple[int, str]]:
+    """Yields the rows above the table unchanged, then each row of the table with column names, each
+    with its index."""
     skip_heading = bool(column_names)
     for number, row in enumerate(rows):
         cells = _collapse_spaces(row)
         if not any(cells):
             continue
         if number < rows_above:
-            yield "; ".join(filter(None, cells)) + "\n"
+            yield number, "; ".join(filter(None, cells)) + "\n"
         elif skip_heading:
             skip_heading = False
         else:
             column_names += [""] * (len(cells) - len(column_names))
             named = ((column_names[i] or f"column {i + 1}", cell) for i, cell in enumerate(cells))
-            yield "; ".join(f"{name}: {cell}" for name, cell in named if cell) + "\n"
+            yield number, "; ".join(f"{name}: {cell}" for name, cell in named if cell) + "\n"
 
 
 def _collapse_spaces(row: Sequence[str]) -> list[str]:
@@ -215,20 +240,27 @@ class _ExcelWorkbook:
     def write_sheet(self, title: str, sheet_path: str, out: TextBuilder) -> None:
         """Writes a sheet's title and values as lines, without empty rows and columns."""
         rows = self._read_sheet_rows(sheet_path)
-        columns = sorted({column for row in rows for column in row})
+        columns = sorted({column for row in rows.values() for column in row})
         if not columns:
             return
         out.start_paragraph()
-        out.chapter = title
+        out.chapter, out.row = title, None
+        out.add_exact_text(f"Sheet: {title}")
         if len(columns) == 1:
-            lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
+            cells = ((number, row[columns[0]]) for number, row in rows.items() if row)
+            blocks = join_rows((number, " ".join(cell.split()) + "\n") for number, cell in cells)
         else:
-            lines = format_table([[row.get(column, "") for column in columns] for row in rows])
-        out.add_exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
+            table = [[row.get(column, "") for column in columns] for row in rows.values()]
+            blocks = format_table(table, [*rows])
+        for block in blocks:
+            out.row = block.row
+            out.end_line()
+            out.add_exact_text(block.text.rstrip("\n"))
 
-    def _read_sheet_rows(self, sheet_path: str) -> list[dict[int, str]]:
-        """Returns the rows of a sheet as the texts of cells by column; of a cell that occurs twice,
-        the last counts. Several empty rows become one, which may separate a title from a table."""
+    def _read_sheet_rows(self, sheet_path: str) -> dict[int, dict[int, str]]:
+        """Returns the rows of a sheet by number, as the texts of cells by column; of a cell that
+        occurs twice, the last counts. Several empty rows become one, which may separate a title
+        from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
         for element in self._zipped.iterate_xml_elements(sheet_path, "{*}row"):
@@ -238,11 +270,11 @@ class _ExcelWorkbook:
                 column = self._utils.column_index_from_string(letters) if letters else column + 1
                 if text := self._format_cell(cell):
                     cells.setdefault(number, {})[column] = text
-        rows: list[dict[int, str]] = []
+        rows: dict[int, dict[int, str]] = {}
         for number in sorted(cells):
             if rows and number - 1 not in cells:
-                rows.append({})
-            rows.append(cells[number])
+                rows[number - 1] = {}
+            rows[number] = cells[number]
         return rows
 
     def _format_cell(self, cell: Any) -> str:

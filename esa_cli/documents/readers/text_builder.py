@@ -19,7 +19,8 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 class Mark(NamedTuple):
     """Says to which page and chapter the text belongs from character `start` on, the level of
-    the chapter (1 is the highest), and the title and link of the document or item."""
+    the chapter (1 is the highest), the title and link of the document or item, and the number of
+    the row of a table that begins there and has the next rows on the next lines."""
 
     start: int
     page: int | None = None
@@ -27,6 +28,7 @@ class Mark(NamedTuple):
     level: int | None = None
     title: str | None = None
     link: str | None = None
+    row: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,14 @@ class ExtractedText:
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
 
-    Callers set `page`, `chapter` and `level` before the first text of a page or chapter. `left_out`
-    counts omitted pictures, charts and other contents by their name in the plural."""
+    Callers set `page`, `chapter`, `level` and `row` before the first text that they belong to.
+    `left_out` counts omitted pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None
         self.chapter: str | None = None
         self.level: int | None = None
+        self.row: int | None = None
         self.left_out = Counter[str]()
         self._parts: list[str] = []
         self._length = 0
@@ -102,10 +105,10 @@ class TextBuilder:
             marks.insert(0, Mark(0))
         ends = [mark.start for mark in marks[1:]] + [len(extracted.text.rstrip("\n"))]
         for mark, end in zip(marks, ends, strict=True):
-            self.page, self.level = mark.page, mark.level
+            self.page, self.level, self.row = mark.page, mark.level, mark.row
             self.chapter = f"{name}: {mark.chapter}" if mark.chapter else name
             self.add_exact_text(extracted.text[mark.start : end])
-        self.page, self.chapter, self.level = page, chapter, level
+        self.page, self.chapter, self.level, self.row = page, chapter, level, None
 
     def write_edge_lines(self, lines: Iterable[str]) -> None:
         """Writes the lines of headers before the text, or of footers as a chapter, each once."""
@@ -127,8 +130,9 @@ class TextBuilder:
         gap = "\n" * self._newlines or " " * self._space if self._length else ""
         self._length += len(gap)
         last = self._marks[-1] if self._marks else Mark(0)
-        if (last.page, last.chapter) != (self.page, self.chapter):
-            self._marks.append(Mark(self._length, self.page, self.chapter, self.level))
+        if (last.page, last.chapter, last.row) != (self.page, self.chapter, self.row):
+            place = self.page, self.chapter, self.level
+            self._marks.append(Mark(self._length, *place, row=self.row))
         text = replace_unprintable(self._lead + text)
         self._parts += [gap, text] if gap else [text]
         self._length += len(text)

@@ -18,7 +18,8 @@ class Passage:
     """Characters [start, end) of a document, with the passage's page, line, chapter and scores.
 
     Args:
-        document, source: its name and path. page, line: of an answer's quotation or the beginning.
+        document, source: its name and path. page, line: of an answer's quotation or the beginning;
+            the line is the row in a CSV table or workbook.
         title, link: of the document, or of the item in a collection.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.
@@ -52,7 +53,7 @@ class Passage:
 
     def describe_place(self) -> str:
         """Describes where the passage is: the document, and what helps a person to find the passage
-        in this format: the page, the chapter, the row of a CSV table, or the line of a text."""
+        in this format: the page, the chapter, the row of a table, or the line of a text."""
         from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 
         path = self.document
@@ -63,9 +64,9 @@ class Passage:
                 path = os.path.relpath(path) if below else self.document
         reader = choose_reader(b"", self.source)
         parts = [path] if self.page is None else [path, f"page {self.page:,}"]
-        if self.page is None and reader is BUILT_IN["csv"]:
-            parts.append(f"row {self.line:,}")
-        elif self.page is None and reader in (BUILT_IN["text"], BUILT_IN["markdown"]):
+        if self.page is None and reader in (BUILT_IN["csv"], BUILT_IN["sheets"]):
+            return ", ".join([path, *self.list_names(), f"row {self.line:,}"])
+        if self.page is None and reader in (BUILT_IN["text"], BUILT_IN["markdown"]):
             parts = [f"{path}:{self.line}"]
         elif self.page is None and not self.chapter:
             parts.append(f"line {self.line:,}")

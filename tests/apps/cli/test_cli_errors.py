@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def test_documents(esa: Esa, tmp_path: Path, content: bytes | str | None) -> Non
     elif content == "folder":
         (tmp_path / "doc.txt").mkdir()
     fail(esa("ask", "doc.txt", "What?", *TINY), 3, "doc.txt")
+
+
+def test_with_json_an_error_is_also_an_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, code in ((["ask", str(tmp_path / "none.txt"), "What?"], 3), (["plan", "--none"], 2)):
+        assert main([*words, "--json"]) == code
+        out, err = capsys.readouterr()
+        facts = json.loads(out)
+        assert facts["exit_code"] == code
+        assert facts["error"] in err
 
 
 @pytest.mark.parametrize(

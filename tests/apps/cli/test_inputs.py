@@ -41,3 +41,6 @@ def test_words_without_quotes_are_shown_with_quotes(words: str) -> None:
     with pytest.raises(UsageError, match="needs quotes"):
         split_off_question(words.split(), "ask", documents_optional=True)
     assert split_off_question(("nowhere", "spot"), "find") == (["nowhere"], "spot")
+    with pytest.raises(UsageError, match="no document shelf") as found:
+        split_off_question(("Who is Ahab?", "shelf"), "ask", documents_optional=True)
+    assert "ESA_LIBRARY" in found.value.hint

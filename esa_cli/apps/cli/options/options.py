@@ -60,7 +60,7 @@ Haystack = Annotated[
 ]
 Yes = Annotated[bool, option("--yes -y", "Remove without asking for confirmation.")]
 Json = Annotated[bool, option("--json", "Print the result as one JSON object.")]
-Quiet = Annotated[bool, option("--quiet -q", "Show only warnings, no progress.")]
+Quiet = Annotated[bool, option("--quiet -q", "Show no progress and, below answers, no passages.")]
 Verbose = Annotated[
     bool, option("--verbose -v", "Show every note on a line of its own, on a terminal, too.")
 ]
