@@ -64,13 +64,12 @@ class PromptEncoder:
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = list[dict[str, Any]]()
-        if self._system is not None:
-            messages.append(self._make_chat_message("system", self._system))
-        for user in asked[:-1]:
-            messages.append(self._make_chat_message("user", user))
-            messages.append(self._make_chat_message("assistant", ANSWER))
-        messages.append(self._make_chat_message("user", asked[-1]))
+        texts = [] if self._system is None else [("system", self._system)]
+        texts += [turn for user in asked for turn in (("user", user), ("assistant", ANSWER))]
+        messages = [  # some chat templates need the text in a list
+            {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
+            for role, text in texts[:-1]
+        ]
         # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -80,10 +79,6 @@ class PromptEncoder:
         ):
             options = {"tokenize": False, "add_generation_prompt": True, **switches}
             return str(self.tokenizer.apply_chat_template(messages, **options))
-
-    def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
-        """Returns a chat message, with its text in a list if the chat template needs a list."""
-        return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
     def _encode_text(self, text: str, parse_special_tokens: bool) -> list[int]:
         if not text:
@@ -124,10 +119,9 @@ class PromptEncoder:
         """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, parse_special_tokens=True)
         first = [self.tokenizer.bos_token_id]
-        puts_bos = (
-            not self.chat and first != [None] and self.tokenizer("a")["input_ids"][:1] == first
-        )
-        return first + ids if puts_bos else ids
+        if self.chat or first == [None] or self.tokenizer("a")["input_ids"][:1] != first:
+            return ids
+        return first + ids
 
     def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
         """Returns the range [first, end) of the question's own tokens in its encoded prompt."""

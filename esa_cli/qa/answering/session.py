@@ -22,7 +22,7 @@ from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.kv_cache_storage import check_can_join_recurrent_states
-from esa_cli.qa.planning.plan import FEED, KvCachePlacement
+from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
 from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
@@ -31,7 +31,7 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_compressor,
     resolve_preset,
 )
-from esa_cli.storage import refuse_disk_cache_outside_library
+from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
@@ -113,7 +113,8 @@ class Session(AbstractContextManager["Session"]):
         self.prompt = PromptEncoder(tokenizer, self.preset.prompt)
         self.method = resolved.method
         check_method_fits_model(self.method, model)
-        self.placement = KvCachePlacement(model, self.method, cache)
+        refuse_unknown_cache_name(cache)
+        self._cache_place = cache
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(tokenizer)
@@ -196,8 +197,9 @@ class Session(AbstractContextManager["Session"]):
         self._read_by = method or self.method
         self._todo, self._head = token_ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
-            refuse_disk_cache_outside_library(self.placement.cache)
-            on_host = self.placement.puts_cache_on_host(len(token_ids))
+            place = self._cache_place
+            refuse_disk_cache_outside_library(place)
+            on_host = puts_kv_cache_on_host(self.model, self.method, place, len(token_ids))
             self.cache = self.attachment.new_cache(on_host)
             self.cache.set_expected_token_count(len(token_ids) + reserved_tokens)
         else:

@@ -23,7 +23,6 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_reduced_key_widths
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-from esa_cli.storage import refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
@@ -177,29 +176,17 @@ def measure_free_kv_cache_bytes(device: torch.device) -> int:
     return machine.measure_available_memory(str(device)) + reserved
 
 
-class KvCachePlacement:
-    """Decides whether a document's KV cache is kept on the device or in host memory.
-
-    Args:
-        cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
-
-    Raises UsageError: `cache` is none of these."""
-
-    def __init__(self, model: Any, method: Method, cache: str) -> None:
-        refuse_unknown_cache_name(cache)
-        self.model, self.method, self.cache = model, method, cache
-
-    def puts_cache_on_host(self, token_count: int) -> bool:
-        """Whether keys and values of `token_count` tokens are kept in host memory."""
-        device, size = self.model.device, self.model.dtype.itemsize
-        if self.cache in ("device", "disk") or not has_separate_memory(device):
-            return False
-        shape = read_model_shape(self.model.config.to_dict())
-        costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
-        needed = costs.count_working_memory_bytes(token_count, size)
-        needed += costs.count_kv_bytes(token_count, size)[0]
-        needed += costs.count_reduced_key_bytes(token_count, size)
-        return self.cache == "host" or needed > measure_free_kv_cache_bytes(device)
+def puts_kv_cache_on_host(model: Any, method: Method, cache: str, token_count: int) -> bool:
+    """Whether the keys and values of `token_count` tokens are kept in host memory. `cache` is of
+    `storage.CACHES`; with `disk`, what is not on disk yet is on the device."""
+    device, size = model.device, model.dtype.itemsize
+    if cache in ("device", "disk") or not has_separate_memory(device):
+        return False
+    costs = KvCacheCosts(read_model_shape(model.config.to_dict()), on_gpu=True, method=method)
+    needed = costs.count_working_memory_bytes(token_count, size)
+    needed += costs.count_kv_bytes(token_count, size)[0]
+    needed += costs.count_reduced_key_bytes(token_count, size)
+    return cache == "host" or needed > measure_free_kv_cache_bytes(device)
 
 
 def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: str) -> float:
