@@ -50,23 +50,18 @@ class ServerAddress:
         if "@" in url:
             hint = f"set the environment variable {KEY} to the key"
             raise UsageError("the address of --reader must have no user and password", hint)
-        other = not host or any(letter.isspace() for letter in url)
-        if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
+        other = any(map(str.isspace, url)) or url.endswith("/chat/completions")
+        if not host or other or parts.query or parts.fragment:
             wrong = f"--reader must be a web address without /chat/completions, got {url_text!r}"
             raise UsageError(wrong, "use for example --reader ollama or http://127.0.0.1:11434")
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
-        address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
-        if address.key is not None and parts.scheme == "http" and not address.is_local:
+        key = _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None)
+        if key is not None and parts.scheme == "http" and not is_loopback_host(host):
             raise UsageError(
                 f"the API key in {KEY} would go to {url} unencrypted",
                 f"name an https:// address or a tunnel to this machine by --reader, or unset {KEY}",
             )
-        return address
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the server runs on this machine."""
-        return is_loopback_host(urlsplit(self.url).hostname or "")
+        return cls(url, key)
 
 
 def _read_api_key(variable: str) -> str | None:
@@ -121,9 +116,7 @@ class ReaderChoice:
             )
         return cls(ref=ref)
 
-    def open_reader(
-        self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
-    ) -> Reader:
+    def open_reader(self, device: str, dtype: str, progress: StageProgress | None = None) -> Reader:
         """Loads a model of this machine. Raises ModelError, ResourceError."""
         from esa_cli.qa.reading.reader import ChatReader
 

@@ -77,13 +77,15 @@ class ServerReader(Reader):
         self, url: str, key: str | None = None, model: str | None = None,
         timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        self.url, self._key, self.name = url, key, model or ""
+        self.url, self.name = url, model or ""
         self._silence_s, self._whole_s = timeout_s or SILENCE_S, timeout_s or WHOLE_S
         self._session = requests.Session()
         # A server of this machine is asked directly, without a proxy.
         self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
-        self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
+        self._session.auth = lambda request: request  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
+        if key is not None:
+            self._session.headers["Authorization"] = f"Bearer {key}"
         self._refused, self._models = list[str](), list[str]()
         self._models = self._list_model_names()
         if not self.name and not self._models:
@@ -134,13 +136,7 @@ class ServerReader(Reader):
         return Reply(text, found=found, answer_tokens=count, cut=cut)
 
     def close(self) -> None:
-        """Closes the connections to the server."""
         self._session.close()
-
-    def _add_api_key(self, http_request: Any) -> Any:
-        if self._key is not None:
-            http_request.headers["Authorization"] = f"Bearer {self._key}"
-        return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
         """Sends an HTTP request, and repeats the request while the server is busy."""
