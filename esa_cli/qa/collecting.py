@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +39,6 @@ BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
 """The maximum number of words of another model's answer that are searched for in the passage."""
-_WORD = re.compile(r"\w+")
 
 
 class ChosenPassages(NamedTuple):
@@ -147,7 +146,7 @@ def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpa
 
 def find_quoted_words(answer: str, passage_text: str) -> tuple[int, int]:
     """Finds the longest run of an answer's words in a passage; if there is none, the passage."""
-    words = _WORD.findall(answer)[:MAX_WORDS]
+    words = re.findall(r"\w+", answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
             run = words[first : first + size]
@@ -224,7 +223,7 @@ class _PlaceCandidate(NamedTuple):
     weight: float
 
 
-class Collection:
+class Collection(Iterator[CollectedPlace]):
     """An iterator that reads chosen passages and yields the places that answer, in text order.
 
     Args:
@@ -244,9 +243,6 @@ class Collection:
         self._ends = {(one.source, one.document): one.end for one in after.places}
         """The end of the last place that was yielded from each document."""
         self._places = self._collect_places()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> CollectedPlace:
         return next(self._places)

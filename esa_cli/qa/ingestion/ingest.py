@@ -44,14 +44,6 @@ FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
 
-def read_source(source: str | os.PathLike[str]) -> Document:
-    """Reads the document at a path. Raises UsageError: it is no path. DocumentError."""
-    if isinstance(source, str | os.PathLike):
-        return read_document(os.fspath(source))
-    wrong = f"a document must be a path or a Document, got {type(source).__name__}"
-    raise UsageError(wrong, "only `ask`, `find_passages` and `collect` take several documents")
-
-
 class IngestEvents:
     """Observes how documents are ingested; an exception in a method ends the ingest."""
 
@@ -207,8 +199,14 @@ class DocumentIngester(ABC):
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
+        elif isinstance(source, Document):
+            document = source
+        elif isinstance(source, str | os.PathLike):
+            document = read_document(os.fspath(source))
         else:
-            document = source if isinstance(source, Document) else read_source(source)
+            wrong = f"a document must be a path or a Document, got {type(source).__name__}"
+            hint = "only `ask`, `find_passages` and `collect` take several documents"
+            raise UsageError(wrong, hint)
         if (book := self.open_document_if_stored(document)) is not None:
             return self._record_file_in_catalogue(book)
         text = text or self.tokenise(document)

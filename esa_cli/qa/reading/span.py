@@ -58,7 +58,7 @@ UNMENTIONED = 4.5
 """The log-odds subtracted for a name that no document has: 33 of 41 questions are refused."""
 
 
-class AnswerCombination:
+class AnswerCombination(NamedTuple):
     """The conditional logistic regression that gives the probability that a passage's span is the
     answer, fit by `benchmarks/certainty.py` to answers to the development questions.
 
@@ -68,11 +68,10 @@ class AnswerCombination:
         bm25_weights: the first three, and that of the score, for passages without `late`.
         answer, perhaps: the minimum probabilities of these certainties."""
 
-    def __init__(
-        self, weights: Sequence[float], bm25_weights: Sequence[float], answer: float, perhaps: float
-    ) -> None:
-        self.weights, self.bm25_weights = weights, bm25_weights
-        self.answer, self.perhaps = answer, perhaps
+    weights: Sequence[float]
+    bm25_weights: Sequence[float]
+    answer: float
+    perhaps: float
 
     @classmethod
     def load(cls, folder: Path | None) -> AnswerCombination:
