@@ -303,8 +303,11 @@ class CheckedPreset:
         place = self.model.place
         reader: Reader | None = None
         if choice is not None and choice.address is not None:
-            reader = server = choice.open_server()
-            to = f"{server.name} at {choice.address.url}"
+            from esa_cli.qa.reading.server import ServerReader
+
+            url, key = choice.address.url, choice.address.key
+            reader = server = ServerReader(url, key, choice.model, choice.timeout_s)
+            to = f"{server.name} at {url}"
             if server.chosen_of > 1:
                 to += f", one of {server.chosen_of} models (--reader ...#MODEL names another)"
             observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
@@ -315,7 +318,10 @@ class CheckedPreset:
         load = model.load_model_for_passages if indexes else model.load_transformers_model
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open_reader(place.device, place.dtype_name, observer.show_stage)
+            from esa_cli.qa.reading.reader import ChatReader
+
+            options = {"device": place.device, "dtype": place.dtype_name}
+            reader = ChatReader(models.load(choice.ref, **options, progress=observer.show_stage))
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 

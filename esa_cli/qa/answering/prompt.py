@@ -175,18 +175,14 @@ class EncodedQuestion:
         before: token ids of the earlier questions and answers.
         ids: token ids of the prompt from the question to the answer.
         span: absolute positions [first, last) of the question's text.
-        answer_prefix: the number of tokens at the end of `ids` that begin the answer.
+        ids_without_prefix: `ids` without the tokens at their end that begin the answer.
         start: the number of cached tokens before `before`."""
 
     before: list[int]
     ids: list[int]
     span: tuple[int, int]
-    answer_prefix: int = 0
-    start: int = 0
-
-    def drop_answer_prefix(self) -> list[int]:
-        """Returns the question's token ids without the answer prefix at their end."""
-        return self.ids[: len(self.ids) - self.answer_prefix]
+    ids_without_prefix: list[int]
+    start: int
 
     @classmethod
     def encode(
@@ -198,8 +194,8 @@ class EncodedQuestion:
         ids = prompt.encode_question(question, answer_prefix, later)
         before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
         start = cached_tokens + len(before)
-        prefix_ids = len(ids) - len(prompt.encode_question(question, "", later))
-        return cls(before, ids, (start + span[0], start + span[1]), prefix_ids, cached_tokens)
+        asked = ids[: len(prompt.encode_question(question, "", later))]
+        return cls(before, ids, (start + span[0], start + span[1]), asked, cached_tokens)
 
     def find_last_chunk_start(self, chunk_size: int) -> int:
         """Returns the absolute position of the first token of the question's last chunk."""

@@ -293,7 +293,7 @@ class Session(AbstractContextManager["Session"]):
         try:
             self._run_model_on_tokens(asked.before)
             query.question = asked.span
-            query.answer_start = length + len(asked.before) + len(asked.drop_answer_prefix())
+            query.answer_start = length + len(asked.before) + len(asked.ids_without_prefix)
             self._run_survey_pass(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
@@ -339,7 +339,7 @@ class Session(AbstractContextManager["Session"]):
             return
         query.surveying = True
         with suppress(SurveyPassComplete):
-            self._run_model_on_tokens(question.drop_answer_prefix())
+            self._run_model_on_tokens(question.ids_without_prefix)
         self.cache.truncate(length)
         with report_plugin_errors(vars(method)):
             query.selector = method.selector.start_turn_after_survey(query.selector)

@@ -107,11 +107,6 @@ class ReducedKeys:
         """Quantises the reduced keys (n, R) of n tokens to the number format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
-    @classmethod
-    def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Allocates uninitialised memory for the reduced keys of `tokens` tokens."""
-        return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
-
     @property
     def shape(self) -> tuple[int, int]:
         """The shape (N, R): the number of tokens and the dimension of a reduced key."""

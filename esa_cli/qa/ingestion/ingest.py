@@ -355,7 +355,7 @@ class TokenIndexIngester(DocumentIngester):
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_tokens_fit_memory(tokens)
         self.events.announce_ingest(text.document, tokens, None)
-        index = ReducedKeys.allocate(tokens, layout)
+        index = ReducedKeys(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)

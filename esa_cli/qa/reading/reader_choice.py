@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from esa_cli import models
@@ -16,12 +15,7 @@ from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.local_servers import SERVERS, complete_server_address, is_server_address
 from esa_cli.system.machine import is_loopback_host
-from esa_cli.system.progress import StageProgress
 from esa_cli.system.registry import suggest_name
-
-if TYPE_CHECKING:  # they import torch
-    from esa_cli.qa.reading.reader import Reader
-    from esa_cli.qa.reading.server import ServerReader
 
 KEY = "ESA_READER_KEY"
 """The environment variable with the server's API key."""
@@ -115,20 +109,6 @@ class ReaderChoice:
                 "model is --reader ollama",
             )
         return cls(ref=ref)
-
-    def open_reader(self, device: str, dtype: str, progress: StageProgress | None = None) -> Reader:
-        """Loads a model of this machine. Raises ModelError, ResourceError."""
-        from esa_cli.qa.reading.reader import ChatReader
-
-        assert self.ref is not None
-        return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
-
-    def open_server(self) -> ServerReader:
-        """Checks that the server answers and has models. Raises ReaderError."""
-        from esa_cli.qa.reading.server import ServerReader
-
-        assert self.address is not None
-        return ServerReader(self.address.url, self.address.key, self.model, self.timeout_s)
 
 
 def count_reader_weight_bytes(

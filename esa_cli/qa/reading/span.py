@@ -281,15 +281,12 @@ class PassagePrompt:
     def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
         """Encodes a prompt; runs of white space in question and passage become one space."""
         texts = dict(zip(FIELDS, map(collapse_spaces, (passage, question)), strict=True))
-        parts = [
-            (texts.get(part, part), part == FIELDS[0])
-            for part in re.split(r"(\{passage\}|\{question\})", self.template)
-        ]
-        place = [is_passage for _, is_passage in parts].index(True)
-        start = sum(len(text) for text, _ in parts[:place])
-        end = start + len(parts[place][0])
+        parts = re.split(r"(\{passage\}|\{question\})", self.template)
+        before = [texts.get(part, part) for part in parts[: parts.index(FIELDS[0])]]
+        start = len("".join(before))
+        end = start + len(texts[FIELDS[0]])
         out = self.tokenizer(
-            "".join(text for text, _ in parts), add_special_tokens=False,
+            "".join(texts.get(part, part) for part in parts), add_special_tokens=False,
             split_special_tokens=True, return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         numbers = [n for n, (a, b) in enumerate(out["offset_mapping"]) if a < end and start < b]
