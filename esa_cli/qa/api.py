@@ -161,9 +161,7 @@ class Esa(AbstractContextManager["Esa"]):
     ) -> Esa:  # fmt: skip
         """Loads the models of a checked preset, and builds an `Esa` with `esa_arguments`. The model
         `reader` replaces the preset's reader model. Raises the errors of `load`."""
-        from esa_cli.qa.opening import SILENT
-
-        loaded, other = checked_preset.load_models(reader, observer or SILENT)
+        loaded, other = checked_preset.load_models(reader, observer)
         options = {"planner": checked_preset.ingest_planner, "reader": other, **esa_arguments}
         return cls(loaded, checked_preset.resolved, **options)
 

@@ -64,7 +64,6 @@ class AttentionRecorder:
         self.reset_weights()
 
     def reset_weights(self) -> None:
-        """Resets the attention weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}

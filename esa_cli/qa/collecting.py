@@ -179,7 +179,6 @@ class CollectedPlace(Passage):
 
     @classmethod
     def from_json(cls, json_fields: Mapping[str, Any]) -> CollectedPlace:
-        """Builds a collected place from the JSON fields that `to_json` returned."""
         start, end = json_fields["passage"]
         return cls(**{**json_fields, "passage": (start, end)})
 
@@ -201,7 +200,6 @@ class ReadingCoverage(NamedTuple):
 
     @property
     def read_share(self) -> float:
-        """The share of all passages that the reader has read."""
         return self.read / self.passages if self.passages else 0.0
 
 

@@ -26,7 +26,6 @@ DARK = {
 
 
 def format_css_variables(colours: dict[str, str]) -> str:
-    """Formats named colours as declarations of CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 

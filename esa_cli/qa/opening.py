@@ -291,12 +291,13 @@ class CheckedPreset:
         return self.index is not None and library.is_writable if keep is None else keep
 
     def load_models(
-        self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
+        self, choice: ReaderChoice | None, observer: LoadingObserver | None
     ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader model if the preset or `choice` names one. Raises
         UsageError: a reader gets no passages. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
+        observer = observer or SILENT
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check_memory_suffices(1)

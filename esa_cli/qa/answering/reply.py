@@ -161,7 +161,6 @@ class Reply:
 
     @property
     def unsupported_sentences(self) -> list[CheckedSentence]:
-        """The checked sentences of the answer that no passage supports."""
         return [one for one in self.sentences if not one.supported]
 
     @property
@@ -186,7 +185,6 @@ class Reply:
         return f"{answer}{shown}<ol>{''.join(items)}</ol>".encode("utf-8", "replace").decode()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
             "found": self.found,

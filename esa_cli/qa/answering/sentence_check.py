@@ -2,8 +2,7 @@
 
 A sentence is supported if its quotations, numbers and names occur in the passages, and if it fits
 at least one passage: by late interaction, or by shared words where there is no token index. The
-check finds what is invented, but no exchanged roles ("A sold it to B") and no missing "not".
-"""
+check finds what is invented, but no exchanged roles ("A sold it to B") and no missing "not"."""
 
 from __future__ import annotations
 

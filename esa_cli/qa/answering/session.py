@@ -311,9 +311,7 @@ class Session(AbstractContextManager["Session"]):
             cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
         )  # fmt: skip
 
-    def check_length(
-        self, question: str, *, prime: str = "", max_new_tokens: int | None = None
-    ) -> None:
+    def check_length(self, question: str, prime: str, max_new_tokens: int | None) -> None:
         """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, (), len(self._ids))
         answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)

@@ -114,7 +114,6 @@ class ReducedKeys:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of memory that the reduced keys take."""
         return self.records.nbytes
 
     def decode_keys(self, start: int, stop: int) -> Tensor:

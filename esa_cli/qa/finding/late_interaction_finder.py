@@ -1,7 +1,6 @@
 """A finder that runs a late interaction model, as ColBERT, by the package sentence-transformers.
 
-Code that comes with a model is never run, and pickled weights are never fetched.
-"""
+Code that comes with a model is never run, and pickled weights are never fetched."""
 
 from __future__ import annotations
 

@@ -330,7 +330,6 @@ class PassageFinder:
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
     def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
-        """Returns a window as a passage with the window's score."""
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])

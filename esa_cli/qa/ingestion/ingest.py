@@ -112,7 +112,6 @@ class DocumentIngester(ABC):
         """Returns the model and settings, as JSON, whose stored documents can be opened."""
 
     def matches_entry_settings(self, entry: LibraryEntry) -> bool:
-        """Whether a library entry was computed with the model and settings of this ingester."""
         return entry.identity in self.list_model_and_settings_identities()
 
     @abstractmethod
@@ -144,7 +143,6 @@ class DocumentIngester(ABC):
 
     @property
     def stores_documents(self) -> bool:
-        """Whether new documents are stored in the library."""
         return self.library is not None and self.keep
 
     def count_tokens_in_memory(self) -> int:

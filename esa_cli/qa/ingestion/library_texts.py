@@ -190,7 +190,6 @@ def sync_folder(
 
 
 def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
-    """Deletes the records of the files that were removed from a folder."""
     with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in sync.removed)
     catalogue.remove_unused_texts()
@@ -267,7 +266,6 @@ class LibraryText:
 
     @property
     def name(self) -> str:
-        """The name of the text's document or file, for display."""
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 

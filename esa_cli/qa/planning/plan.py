@@ -69,9 +69,7 @@ class TokenIndexCosts:
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return token_count * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
-    def count_kv_bytes(
-        self, token_count: int, dtype_bytes: int, on_host: bool = False
-    ) -> tuple[int, int]:
+    def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes of keys and values on the device, and the bytes in host memory."""
         return 0, 0
 
@@ -117,9 +115,7 @@ class KvCacheCosts(TokenIndexCosts):
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
 
-    def count_kv_bytes(
-        self, token_count: int, dtype_bytes: int, on_host: bool = False
-    ) -> tuple[int, int]:
+    def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
         values but those of local and new tokens."""
         shape, window = self.shape, self.method.window
@@ -184,7 +180,7 @@ def puts_kv_cache_on_host(model: Any, method: Method, cache: str, token_count: i
         return False
     costs = KvCacheCosts(read_model_shape(model.config.to_dict()), on_gpu=True, method=method)
     needed = costs.count_working_memory_bytes(token_count, size)
-    needed += costs.count_kv_bytes(token_count, size)[0]
+    needed += costs.count_kv_bytes(token_count, size, on_host=False)[0]
     needed += costs.count_reduced_key_bytes(token_count, size)
     return cache == "host" or needed > measure_free_kv_cache_bytes(device)
 
@@ -211,7 +207,6 @@ def load_ingest_speeds() -> dict[str, float]:
 
 
 def save_ingest_speed(speed_key: str, speed: float) -> None:
-    """Saves a speed in `SPEED_FILE`, if the file can be written."""
     path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,7 +277,7 @@ class IngestPlanner:
         weights = self.weights.count_weight_bytes(size)
         working = costs.count_working_memory_bytes(token_count, size)
         reduced = costs.count_reduced_key_bytes(at_once, size)
-        on_device, on_host = costs.count_kv_bytes(at_once, size)
+        on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=False)
         too_large = weights + working + reduced + on_device > self.memory
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
             on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=True)

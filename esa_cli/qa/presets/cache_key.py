@@ -121,8 +121,9 @@ def hash_text_answer_settings(preset: Preset) -> str:
     adapter = None if answer.adapter is None else find_adapter_folder(answer.adapter)
     finder = None if answer.finder is None else locate_finder(answer.finder)
     for kind, folder in (("adapter", adapter), ("finder", finder)):
-        # Else there is no folder, or a finder whose files are elsewhere.
-        for path in sorted(folder.rglob("*")) if isinstance(folder, Path) else ():
+        if not isinstance(folder, Path):
+            continue  # no folder, or a finder whose files are elsewhere
+        for path in sorted(folder.rglob("*")):
             if path.suffix in (".json", ".safetensors"):
                 name = f"{kind}_folder {path.relative_to(folder)}"
                 hashes[name] = sha256(path.read_bytes()).hexdigest()

@@ -125,8 +125,6 @@ class GenerationSettings(_StrictSettings):
 
 
 class Preset(_StrictSettings):
-    """The validated settings of a preset."""
-
     name: str
     description: str = ""
     model: str
@@ -144,7 +142,6 @@ class Preset(_StrictSettings):
     generation: GenerationSettings = GenerationSettings()
 
     def alter_answer_settings(self, **answer_settings: Any) -> Preset:
-        """Returns a copy of the preset in which some settings of `answer` are changed."""
         return self.model_copy(update={"answer": self.answer.model_copy(update=answer_settings)})
 
 
@@ -308,8 +305,10 @@ def _make_preset_error(validation_error: ValidationError, preset_name: str) -> P
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        before = "".join(f"{section}." for section in above)
-        hint = suggest_name(str(key), _list_settings_in_section(above), before)
+        sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
+        section = sections.get(str(above[0]), GenerationSettings) if above else Preset
+        known = [name for name in section.model_fields if name != "name"]
+        hint = suggest_name(str(key), known, "".join(f"{name}." for name in above))
         return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
     if first["type"] == "missing":
         hint = f"set {where}, or extend a preset that sets {where}"
@@ -322,13 +321,6 @@ def _describe_broken_rule(validation_error: ValidationError) -> str:
     """Describes the rule that a setting's value breaks, such as "must be at least 1"."""
     message = validation_error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
-
-
-def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
-    sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    name = str(section_path[0]) if section_path else ""
-    section: Any = sections.get(name, GenerationSettings) if name else Preset
-    return [key for key in section.model_fields if key != "name"]
 
 
 def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:

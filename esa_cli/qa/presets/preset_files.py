@@ -31,7 +31,6 @@ def find_shipped_preset_folder() -> Path:
 
 
 def get_user_preset_folder() -> Path:
-    """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
@@ -42,7 +41,6 @@ def list_preset_files() -> dict[str, Path]:
 
 
 def list_shipped_preset_files() -> dict[str, Path]:
-    """Returns the names and files of the presets that come with the package."""
     return _list_preset_files_in_folder(find_shipped_preset_folder())
 
 
@@ -101,7 +99,6 @@ class KnownModelFacts:
     licence: str = ""
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes of the model's weights if each weight takes `dtype_bytes` bytes."""
         return round(self.weights * 1e9) * dtype_bytes
 
 

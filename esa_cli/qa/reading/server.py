@@ -1,7 +1,6 @@
 """A reader on a server with OpenAI's chat completions, such as Ollama, llama.cpp or vLLM.
 
-The server receives the question, earlier turns, and passages with the names of their documents.
-"""
+The server receives the question, earlier turns, and passages with the names of their documents."""
 
 from __future__ import annotations
 

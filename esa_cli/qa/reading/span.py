@@ -98,7 +98,6 @@ class AnswerCombination(NamedTuple):
         return sum(weight * value for weight, value in zip(weights, features, strict=True))
 
     def get_certainty(self, probability: float) -> Certainty:
-        """Returns the certainty of an answer with a probability."""
         if probability >= self.answer:
             return "answer"
         return "perhaps" if probability >= self.perhaps else "nothing"

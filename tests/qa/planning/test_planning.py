@@ -193,7 +193,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
             allocated += RESERVE * made.reduced_key_width * 4
-    assert made.count_kv_bytes(tokens, 4)[0] + made.count_reduced_key_bytes(tokens, 4) == allocated
+    on_device, _ = made.count_kv_bytes(tokens, 4, on_host=False)
+    assert on_device + made.count_reduced_key_bytes(tokens, 4) == allocated
 
 
 @pytest.fixture
