@@ -282,11 +282,8 @@ class Collection(Iterator[CollectedPlace]):
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):
             return
-        rivals = [
-            other
-            for other in self._waiting
-            if other.document == document and other.first < last and first < other.last
-        ]
+        others = [one for one in self._waiting if one.document == document]
+        rivals = [one for one in others if one.first < last and first < one.last]
         if any(other.weight >= span.weight for other in rivals):
             return
         place = CollectedPlace.cut_from(

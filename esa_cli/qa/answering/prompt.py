@@ -83,11 +83,8 @@ class PromptEncoder:
     def _encode_text(self, text: str, parse_special_tokens: bool) -> list[int]:
         if not text:
             return []
-        out = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=not parse_special_tokens,
-            verbose=False,
-        )  # fmt: skip
-        return list(out["input_ids"])
+        options = {"add_special_tokens": False, "split_special_tokens": not parse_special_tokens}
+        return list(self.tokenizer(text, **options, verbose=False)["input_ids"])
 
     def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the characters [start, end) of each token of a document's text."""
@@ -125,10 +122,8 @@ class PromptEncoder:
 
     def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
         """Returns the range [first, end) of the question's own tokens in its encoded prompt."""
-        before, asked = (
-            len(self._encode_text(*piece))
-            for piece in self._split_prompt(question, "", is_followup)[:2]
-        )
+        pieces = self._split_prompt(question, "", is_followup)[:2]
+        before, asked = (len(self._encode_text(*piece)) for piece in pieces)
         return before, before + asked
 
     @cached_property

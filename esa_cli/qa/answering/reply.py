@@ -172,15 +172,13 @@ class Reply:
         """Returns the reply as a notebook shows it."""
         notes = ["The documents may not contain the answer."] if self.doubtful else []
         notes += ["The nearest passages:"] if self.evidence and not self.found else []
+        style = 'dir="auto" style="white-space: pre-wrap"'
         items = [
-            '<li><div dir="auto" style="white-space: pre-wrap">'
-            f"{mark_quotation(one, self.quotation)}</div>"
+            f"<li><div {style}>{mark_quotation(one, self.quotation)}</div>"
             f"<small>{escape(one.describe_place())}</small></li>"
             for one in self.evidence
         ]
-        answer = (
-            f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(self.text_with_marks)}</b></p>'
-        )
+        answer = f"<p {style}><b>{escape(self.text_with_marks)}</b></p>"
         shown = "".join(f"<p>{note}</p>" for note in notes)
         return f"{answer}{shown}<ol>{''.join(items)}</ol>".encode("utf-8", "replace").decode()
 

@@ -138,10 +138,8 @@ class _ShownPassages:
         self._words = [set(find_content_words(text, self._language)) for text in texts]
         others = " ".join([*asked, *places])
         self._all_words = set(find_content_words(others, self._language)).union(*self._words)
-        self._numbers = {
-            value for text in [*texts, others] for _, values in _find_numbers(text)
-            for value in values
-        }  # fmt: skip
+        numbers = (number for text in [*texts, others] for number in _find_numbers(text))
+        self._numbers = {value for _, values in numbers for value in values}
         self._letters = [f" {_join_words(text)} " for text in texts]
 
     def check_sentence(

@@ -149,16 +149,15 @@ def _compute_products_between_bounds(
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
         stop = min(start + TILE, high)
-        if isinstance(keys, ReducedKeys):
-            tile = keys.decode_keys(start, stop)
-        else:
-            tile = keys[start:stop].float()
+        tile = keys.decode_keys(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop]
         # The bounds inside this tile, after its first token, divide it.
         from_bound = int(torch.searchsorted(bounds, start, right=True))
         to_bound = int(torch.searchsorted(bounds, stop))
         outer = bounds.new_tensor([start, stop])
         edges = torch.cat((outer[:1], bounds[from_bound:to_bound], outer[1:]))
-        largest = torch.segment_reduce(tile @ queries.T, "max", lengths=edges.diff(), axis=0)
+        largest = torch.segment_reduce(
+            tile.float() @ queries.T, "max", lengths=edges.diff(), axis=0
+        )
         pieces = best[from_bound - 1 : to_bound]
         torch.maximum(pieces, largest, out=pieces)
     return best

@@ -108,11 +108,9 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
-    names = [book.document.name for book in books]
-    sources = [
-        book.document.source if names.count(name) > 1 else name
-        for book, name in zip(books, names, strict=True)
-    ]
+    documents = [book.document for book in books]
+    names = [one.name for one in documents]
+    sources = [one.source if names.count(one.name) > 1 else one.name for one in documents]
     placed = []
     for number, (book, name, at) in enumerate(zip(books, sources, rows, strict=True), 1):
         if sources.count(name) > 1:

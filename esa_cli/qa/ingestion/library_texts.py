@@ -236,18 +236,12 @@ def find_outdated_entries(
     entries = list(entries)
     gone = {one.path for one in sync.removed if not os.path.lexists(one.path)}
     removed, sources = set(map(resolve_folder_links, gone)), {one.file_path for one in entries}
-    again = [
-        one.path
-        for one in sync.changes.readable_records
-        if resolve_folder_links(one.path) in sources
-    ]
+    paths = [one.path for one in sync.changes.readable_records]
+    again = [path for path in paths if resolve_folder_links(path) in sources]
     records = FileIndexer(catalogue).index_files(again).readable_records
     now = {resolve_folder_links(one.path): one.digest for one in records}
-    current = {
-        one.digest
-        for one in catalogue.files.list_records()
-        if one.path not in gone and (one.folder or os.path.lexists(one.path))
-    }
+    kept = [one for one in catalogue.files.list_records() if one.path not in gone]
+    current = {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
     return [
         one for one in entries
         if not one.error and one.text_sha256 not in current

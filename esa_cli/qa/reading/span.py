@@ -82,9 +82,8 @@ class AnswerCombination(NamedTuple):
             return cls((0.0, 1.0, 0.0, *5 * (0.0,)), (0.0, 1.0, 0.0, 1.0), math.inf, 0.0)
         with convert_read_errors(str(path), "use --set answer.adapter=null"):
             facts = json.loads(path.read_text("utf-8"))
-            weights, bm25_weights = (
-                [float(value) for value in facts[name]] for name in ("weights", "bm25_weights")
-            )
+            weights = list(map(float, facts["weights"]))
+            bm25_weights = list(map(float, facts["bm25_weights"]))
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
