@@ -131,8 +131,7 @@ def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list
 
 
 def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
-    """Returns a function that lets another model answer from each passage, and that searches the
-    passage for the words of this answer."""
+    """Returns a function that finds the words of another model's answer in its passage."""
 
     def find_reply_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)

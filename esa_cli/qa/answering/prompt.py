@@ -1,15 +1,13 @@
 """Encodes documents and questions as token ids, so that a document is prefilled only once.
 
-The chat template is rendered with markers in place of document and question, and cut at the
-markers. Text of documents and questions never becomes special tokens, so that `<|im_end|>` in a
-document cannot end a chat message."""
+The chat template is rendered with markers in place of document and question, and cut at them. No
+text of documents and questions becomes a special token, as `<|im_end|>`, which ends a message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
@@ -162,8 +160,7 @@ def _split_end_spaces(text: str) -> tuple[str, str]:
     return stripped, text[len(stripped) :]
 
 
-@dataclass(frozen=True)
-class EncodedQuestion:
+class EncodedQuestion(NamedTuple):
     """The token ids of a question and of earlier questions and answers, without the documents.
 
     Args:

@@ -32,8 +32,7 @@ ENOUGH_WORDS = 0.65
 """The share of content words in one passage that suffices: for short sentences late interaction is
 low. It also suffices that each word is in some passage: a sentence may join two passages."""
 MIN_QUOTED_WORDS = 4
-"""The minimum number of words in quotation marks that must occur in a passage; fewer may be a title
-or the answer's own emphasis."""
+"""The least number of quoted words that must be in a passage; fewer may be a title or emphasis."""
 MAX_MISSING = 3
 """The maximum number of words that are named as missing from a sentence that fits no passage."""
 _QUOTED = re.compile(r"[\"“”„«»]([^\"“”„«»\n]+)[\"“”«»]")
@@ -152,11 +151,8 @@ class _ShownPassages:
         missing += [text for text, values in numbers if not values & self._numbers]
         if not self._comparable:
             return (None, tuple(missing)) if missing else None
-        words = {
-            stem: sentence[start:end]
-            for start, end, stem in locate_content_words(sentence, self._language)
-            if stem not in self._ignored
-        }
+        located = locate_content_words(sentence, self._language)
+        words = {stem: sentence[a:b] for a, b, stem in located if stem not in self._ignored}
         if not words and not numbers:
             return None
         for name in self._find_names(sentence):

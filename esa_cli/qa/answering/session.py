@@ -328,8 +328,7 @@ class Session(AbstractContextManager["Session"]):
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _run_survey_pass(self, question: EncodedQuestion, query: QueryState) -> None:
-        """Runs the model on the question to compute the scores of all layers, if the selector needs
-        them before the first layer selects tokens."""
+        """Computes the scores of all layers, if the selector needs them before a layer selects."""
         length, method = self.cache.get_seq_length(), self.method
         chunk, limit = method.window.chunk, method.window.full_attention_limit
         full = question.find_last_chunk_start(chunk) <= limit  # nothing is selected

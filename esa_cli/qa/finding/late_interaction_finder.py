@@ -98,8 +98,7 @@ class LateInteractionFinder:
 
     @torch.inference_mode()
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as `Finder.encode_questions` says, but with the scale of the model's
-        vectors; all tokens have equal weight."""
+        """Encodes questions in the scale of the model's vectors; all tokens have equal weight."""
         rows = self.encoder.encode_query(list(texts), show_progress_bar=False)
         queries = nn.utils.rnn.pad_sequence([one.cpu() for one in rows], batch_first=True)
         counts = torch.tensor([len(one) for one in rows])[:, None]

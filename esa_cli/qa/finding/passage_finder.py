@@ -122,8 +122,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     return placed
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The logistic regressions that give the log-odds that a window answers a question, fit by
     `benchmarks/ranking.py` to the development questions; no term counts the other windows.
 
@@ -342,8 +341,7 @@ def _is_spaceless(text: str) -> bool:
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the bounds [first, last), each (W,), of the tokens that overlap ranges of characters
-    (W, 2)."""
+    """Returns bounds [first, last), each (W,), of tokens that overlap character ranges (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
@@ -139,8 +139,7 @@ def record_file_of_document(catalogue: Catalogue, document: Document) -> None:
             catalogue.files.store_record(record)
 
 
-@dataclass(frozen=True)
-class FolderSyncResult:
+class FolderSyncResult(NamedTuple):
     """The changed, removed and skipped files that `sync_folder` found in a folder."""
 
     changes: FileChanges
@@ -263,8 +262,7 @@ class LibraryText:
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 
-@dataclass(frozen=True)
-class LibraryTexts:
+class LibraryTexts(NamedTuple):
     """The texts in a library, and the stored documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()

@@ -69,10 +69,8 @@ def find_reduced_key_widths(
     try:
         return tuple(0 if fit is None else fit.keys(key).shape[1] for fit in fits)
     except RuntimeError as error:
-        raise PresetError(
-            f"the compressor must fit this model's keys of {whole_key_width} dimensions",
-            "use a compressor that was made for this model",
-        ) from error
+        wrong = f"the compressor must fit this model's keys of {whole_key_width} dimensions"
+        raise PresetError(wrong, "use a compressor that was made for this model") from error
 
 
 def check_projections_storable(projections: Sequence[Projection | None]) -> list[Linear | None]:

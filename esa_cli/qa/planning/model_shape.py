@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
@@ -136,8 +136,7 @@ def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) ->
     return (_read_nonzero_size(config, "conv_L_cache") or 3) * hidden_width, 0
 
 
-@dataclass(frozen=True)
-class WeightSizes:
+class WeightSizes(NamedTuple):
     """The bytes of a model's weights in memory, with numbers of `size` bytes, and `body`, the
     numbers in the matrices of the layers and experts that a token passes."""
 

@@ -379,16 +379,13 @@ def choose_sampling_options(
     preset_settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
     top_p: float | None,
 ) -> tuple[int, float, float]:  # fmt: skip
-    """Returns the three options, with the preset's values for those that are None. Raises
-    UsageError: a value is out of range."""
+    """Returns the options, the preset's for None. Raises UsageError: a value is out of range."""
     given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         chosen = GenerationSettings.model_validate({**preset_settings.model_dump(), **given})
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(
-            f"{first['loc'][0]} {_describe_broken_rule(error)}, got {first['input']}",
-            "omit the setting to use the preset's value",
-        ) from error
+        wrong = f"{first['loc'][0]} {_describe_broken_rule(error)}, got {first['input']}"
+        raise UsageError(wrong, "omit the setting to use the preset's value") from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p

@@ -148,10 +148,8 @@ def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> M
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
-        raise PluginError(
-            f"{this_recipe} fails: {type(error).__name__}: {error}",
-            f"correct the recipe in {recipe.origin}",
-        ) from error
+        wrong = f"{this_recipe} fails: {type(error).__name__}: {error}"
+        raise PluginError(wrong, f"correct the recipe in {recipe.origin}") from error
     if not isinstance(settings, Mapping):
         raise PluginError(f"{this_recipe} must return a mapping, got {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
@@ -266,8 +264,7 @@ def check_method_fits_model(method: Method, model: Any) -> None:
 def check_kernel_runs(
     method: Method, model_config: dict[str, Any], device: str, dtype: torch.dtype
 ) -> None:
-    """Raises UsageError if a method's kernel cannot run on a torch device for a model. ModelError:
-    `model_config` lacks a size."""
+    """Raises UsageError: a method's kernel cannot run for a model. ModelError: sizes are missing."""
     from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 
