@@ -301,7 +301,7 @@ class CheckedPreset:
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check_memory_suffices(1)
-        place = self.model.place
+        model, place = self.model, self.model.place
         reader: Reader | None = None
         if choice is not None and choice.address is not None:
             from esa_cli.qa.reading.server import ServerReader
@@ -315,8 +315,7 @@ class CheckedPreset:
         if self.index is not None and self.index.server:
             to = f"{self.index.name} at {self.index.server}"
             observer.show_note(f"esa: questions and whole documents are sent to {to}", dim=False)
-        model, indexes = self.model, self.index is not None
-        load = model.load_model_for_passages if indexes else model.load_transformers_model
+        load = model.load_model_for_passages if self.index else model.load_transformers_model
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
             from esa_cli.qa.reading.reader import ChatReader

@@ -248,8 +248,7 @@ class Session(AbstractContextManager["Session"]):
             check_same_compressor(self._read_by, new)
         for document in self._opened:
             check_document_has_reduced_keys(document, new)
-        self.method = new
-        self.attachment.method = new
+        self.method = self.attachment.method = new
         self.cache.begin_query(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptEncoder(self.tokenizer, self.preset.prompt)

@@ -170,10 +170,9 @@ class DocumentIngester(ABC):
         """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
         if not self.matches_entry_settings(entry):
-            raise UsageError(
-                f"{entry.name} ({entry.id}) was ingested with another model or other settings",
-                "use the preset that ingested the document, or ingest it with this preset",
-            )
+            wrong = f"{entry.name} ({entry.id}) was ingested with another model or other settings"
+            hint = "use the preset that ingested the document, or ingest it with this preset"
+            raise UsageError(wrong, hint)
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
         book = self._remember_book_in_memory(self.open_library_entry(document, entry))
         self.events.report_stored_document(book)

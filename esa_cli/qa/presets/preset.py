@@ -156,10 +156,9 @@ def parse_setting_override(override: str) -> dict[str, Any]:
         parsed = load_yaml(value)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None)
-        raise PresetError(
-            f"the value of --set must be YAML, got {reprlib.repr(override)}",
-            f"put the value in quotes; {problem}" if problem else "put the value in quotes",
-        ) from error
+        wrong = f"the value of --set must be YAML, got {reprlib.repr(override)}"
+        hint = f"put the value in quotes; {problem}" if problem else "put the value in quotes"
+        raise PresetError(wrong, hint) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
         wrong = f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}"

@@ -75,10 +75,9 @@ def read_preset_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {where.line + 1})" if where else ""
-        raise PresetError(
-            f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}",
-            "indent YAML with spaces, not with tabs" if "\\t" in str(problem) else "",
-        ) from error
+        wrong = f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}"
+        hint = "indent YAML with spaces, not with tabs" if "\\t" in str(problem) else ""
+        raise PresetError(wrong, hint) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:

@@ -175,10 +175,9 @@ def replace_method_for_length(method_name: str, preset: Preset, document_tokens:
     """Returns the preset with its method replaced; a `document_tokens` of 0 means unknown length.
     Raises the errors of `replace_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
-        raise UsageError(
-            f"method {method_name!r} needs the length of its documents, which is unknown",
-            f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python",
-        )
+        wrong = f"method {method_name!r} needs the length of its documents, which is unknown"
+        hint = f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python"
+        raise UsageError(wrong, hint)
     return replace_method(method_name, preset, document_tokens)
 
 
@@ -264,7 +263,7 @@ def check_method_fits_model(method: Method, model: Any) -> None:
 def check_kernel_runs(
     method: Method, model_config: dict[str, Any], device: str, dtype: torch.dtype
 ) -> None:
-    """Raises UsageError: a method's kernel cannot run for a model. ModelError: sizes are missing."""
+    """Raises UsageError: the kernel cannot run for this model. ModelError: a size is missing."""
     from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 

@@ -136,7 +136,6 @@ def find_preset_reader(chosen_preset: preset.Preset) -> ReaderChoice | None:
 def check_reader_gets_passages(reader: object | None, chosen_preset: preset.Preset) -> None:
     """Raises UsageError if there is a reader, but the preset finds no passages for the reader."""
     if reader is not None and chosen_preset.answer.source != "text":
-        raise UsageError(
-            "a reader writes answers from passages, but this method answers from the KV cache",
-            "to answer with a reader, add --set answer.from=text, and leave out --method",
-        )
+        wrong = "a reader writes answers from passages, but this method answers from the KV cache"
+        hint = "to answer with a reader, add --set answer.from=text, and leave out --method"
+        raise UsageError(wrong, hint)

@@ -127,10 +127,9 @@ class ServerReader(Reader):
         text, cut = "".join(pieces).strip(), reason == "length"
         if not text:
             thoughts = ", which may have spent all tokens on thoughts" if cut else ""
-            raise self._make_reader_error(
-                f"sent an empty answer of its model {self.name}{thoughts}",
-                "allow more tokens, as with --max-new-tokens 1000, or use another model",
-            )
+            wrong = f"sent an empty answer of its model {self.name}{thoughts}"
+            hint = "allow more tokens, as with --max-new-tokens 1000, or use another model"
+            raise self._make_reader_error(wrong, hint)
         found, count = not says_nothing_found(text), tokens or len(pieces)
         return Reply(text, found=found, answer_tokens=count, cut=cut)
 
@@ -206,10 +205,9 @@ class ServerReader(Reader):
             hint = explain_how_to_start(self.url)
             hint = hint or f"check that the server is running; {_ADDRESS}"
             return self._make_reader_error(f"cannot be reached: {reason}", hint)
-        return self._make_reader_error(
-            f"sent an answer that cannot be used: {_shorten_message(str(error))}",
-            "ask again; is it a server of OpenAI's chat completions?",
-        )
+        wrong = f"sent an answer that cannot be used: {_shorten_message(str(error))}"
+        hint = "ask again; is it a server of OpenAI's chat completions?"
+        return self._make_reader_error(wrong, hint)
 
     def _make_refusal_error(self, response: requests.Response) -> ReaderError:
         """Makes the error for a response whose HTTP status is not 200."""
