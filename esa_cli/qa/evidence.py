@@ -53,8 +53,7 @@ def compute_passage_weights(
 
 
 def make_heat_maps(books: Sequence[Book], token_weights: Tensor) -> list[HeatMap]:
-    """Makes a heat map of each document by the weights (N,) of the N tokens of all documents; the
-    heaviest token is the darkest."""
+    """Makes heat maps of documents by the weights (N,) of all tokens; the heaviest is darkest."""
     parts = [token_weights[book.rows.start : book.rows.stop] for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [

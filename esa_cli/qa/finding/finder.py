@@ -164,8 +164,7 @@ def _compute_products_between_bounds(
 
 
 def pool_window_products(products: Tensor, neighbours: int) -> Tensor:
-    """Returns products (W, M) of W windows, each replaced by the maximum over the window and
-    `neighbours` windows on each side."""
+    """Returns maxima (W, M) of products (W, M) over a window and `neighbours` on its two sides."""
     if not products.shape[0]:
         return products
     size, columns = 2 * neighbours + 1, products.T[:, None]

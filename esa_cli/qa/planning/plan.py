@@ -250,8 +250,7 @@ class IngestPlanner:
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         threads = f"{torch.get_num_threads()} threads"
-        key = resolved.preset.model, self.dtype_name, device, how, threads
-        self.speed_key = "|".join(key)
+        self.speed_key = "|".join((resolved.preset.model, self.dtype_name, device, how, threads))
 
     @property
     def dtype_name(self) -> str:

@@ -108,9 +108,8 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 def hash_method_settings(
     method_name: str, preset: Preset, excluded_keys: tuple[str, ...] = ("name",)
 ) -> str:
-    """Returns the hash of the preset settings that change the answers of a method or of `text`: for
-    a method without `answer` and `excluded_keys`, and with the files that they name. Raises
-    PresetError."""
+    """Returns the hash of the settings and files that change the answers of `text`, or of a method,
+    for which `answer` and `excluded_keys` are left out. Raises PresetError."""
     if method_name == FROM_TEXT:
         return hash_text_answer_settings(preset)
     facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})

@@ -152,8 +152,8 @@ def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> M
         raise PluginError(wrong, f"correct the recipe in {recipe.origin}") from error
     if not isinstance(settings, Mapping):
         raise PluginError(f"{this_recipe} must return a mapping, got {settings!r}", may_set)
-    if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(f"{this_recipe} must not set {wrong[0]!r}", may_set)
+    if others := [key for key in settings if key not in registry.LAID]:
+        raise PluginError(f"{this_recipe} must not set {others[0]!r}", may_set)
     return settings
 
 

@@ -38,9 +38,7 @@ DEFAULT_WINDOW = 4096
 """The window in tokens of a server that does not tell it; Ollama cuts longer prompts silently."""
 MAX_MESSAGE = 200
 """The maximum number of characters that are shown of a server's message."""
-RENAMED = {
-    "temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens",
-}  # fmt: skip
+RENAMED = {"temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens"}
 """Maps a parameter that some models refuse to the parameter that is sent instead."""
 _ADDRESS = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
 _SLOW = "choose a smaller model by --reader URL#MODEL, or set a longer $ESA_READER_TIMEOUT"
