@@ -94,7 +94,9 @@ class Esa(AbstractContextManager["Esa"]):
         self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None
         if not answer.needs_kv_cache:
-            self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)
+            longest = getattr(model.config, "max_position_embeddings", None)
+            window = min(self.preset.context, longest or self.preset.context)
+            self.spans = SpanReader(loaded, self.preset, window)
         self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
@@ -159,9 +161,7 @@ class Esa(AbstractContextManager["Esa"]):
     ) -> Esa:  # fmt: skip
         """Loads the models of a checked preset, and builds an `Esa` with `esa_arguments`. The model
         `reader` replaces the preset's reader model. Raises the errors of `load`."""
-        from esa_cli.qa.opening import SILENT
-
-        loaded, other = checked_preset.load_models(reader, observer or SILENT)
+        loaded, other = checked_preset.load_models(reader, observer)
         options = {"planner": checked_preset.ingest_planner, "reader": other, **esa_arguments}
         return cls(loaded, checked_preset.resolved, **options)
 
@@ -196,12 +196,6 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.presets.cache_key import digest_model
 
         return digest_model(self.loaded.text_model, self.tokenizer)
-
-    @property
-    def max_input_tokens(self) -> int:
-        """The preset's `context`, or the number of positions of the model if that is smaller."""
-        longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
-        return min(self.preset.context, longest or self.preset.context)
 
     def run_without_method(self) -> AbstractContextManager[None]:
         """A `with` context in which the model computes its own attention without ESA's method."""

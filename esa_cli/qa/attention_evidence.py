@@ -18,7 +18,6 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import LONGEST, SentenceSplitter
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.evidence import get_book_token_weights
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -65,7 +64,6 @@ class AttentionRecorder:
         self.reset_weights()
 
     def reset_weights(self) -> None:
-        """Resets the attention weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
@@ -178,7 +176,7 @@ def find_evidence_passages(
 ) -> tuple[tuple[Passage, ...], bool]:
     """Returns the passages with most attention, and whether they seem to contain an answer."""
     weights = recorder.token_weights
-    total = sum(float(get_book_token_weights(book, weights).sum()) for book in books)
+    total = sum(float(weights[book.rows.start : book.rows.stop].sum()) for book in books)
     evidence = tuple(
         Passage.cut_from(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in find_attended_passages(weights, books, passage_count)
@@ -232,13 +230,13 @@ def find_attended_passages(
         if not any(passage.try_add_sentence(book, start, end, weight, text) for passage in out):
             if len(out) < passage_count:
                 out.append(_AttendedPassage(book, start, end, weight, weight))
-            elif not out or weight < JOIN * out[-1].top:
+            elif weight < JOIN * out[-1].top:
                 break
     return sorted(out, key=lambda passage: -passage.weight)
 
 
 def _sum_sentence_weights(book: Book, token_weights: Tensor) -> dict[tuple[int, int], float]:
-    text, weights = book.document.text, get_book_token_weights(book, token_weights)
+    text, weights = book.document.text, token_weights[book.rows.start : book.rows.stop]
     sentences, out = SentenceSplitter(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]
     for (start, end), weight in zip(book.spans[at].tolist(), weights[at].tolist(), strict=True):

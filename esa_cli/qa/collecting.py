@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +39,6 @@ BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
 """The maximum number of words of another model's answer that are searched for in the passage."""
-_WORD = re.compile(r"\w+")
 
 
 class ChosenPassages(NamedTuple):
@@ -132,8 +131,7 @@ def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list
 
 
 def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
-    """Returns a function that lets another model answer from each passage, and that searches the
-    passage for the words of this answer."""
+    """Returns a function that finds the words of another model's answer in its passage."""
 
     def find_reply_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)
@@ -147,7 +145,7 @@ def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpa
 
 def find_quoted_words(answer: str, passage_text: str) -> tuple[int, int]:
     """Finds the longest run of an answer's words in a passage; if there is none, the passage."""
-    words = _WORD.findall(answer)[:MAX_WORDS]
+    words = re.findall(r"\w+", answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
             run = words[first : first + size]
@@ -180,7 +178,6 @@ class CollectedPlace(Passage):
 
     @classmethod
     def from_json(cls, json_fields: Mapping[str, Any]) -> CollectedPlace:
-        """Builds a collected place from the JSON fields that `to_json` returned."""
         start, end = json_fields["passage"]
         return cls(**{**json_fields, "passage": (start, end)})
 
@@ -202,7 +199,6 @@ class ReadingCoverage(NamedTuple):
 
     @property
     def read_share(self) -> float:
-        """The share of all passages that the reader has read."""
         return self.read / self.passages if self.passages else 0.0
 
 
@@ -224,7 +220,7 @@ class _PlaceCandidate(NamedTuple):
     weight: float
 
 
-class Collection:
+class Collection(Iterator[CollectedPlace]):
     """An iterator that reads chosen passages and yields the places that answer, in text order.
 
     Args:
@@ -244,9 +240,6 @@ class Collection:
         self._ends = {(one.source, one.document): one.end for one in after.places}
         """The end of the last place that was yielded from each document."""
         self._places = self._collect_places()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> CollectedPlace:
         return next(self._places)
@@ -288,11 +281,8 @@ class Collection:
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):
             return
-        rivals = [
-            other
-            for other in self._waiting
-            if other.document == document and other.first < last and first < other.last
-        ]
+        others = [one for one in self._waiting if one.document == document]
+        rivals = [one for one in others if one.first < last and first < one.last]
         if any(other.weight >= span.weight for other in rivals):
             return
         place = CollectedPlace.cut_from(

@@ -26,7 +26,6 @@ DARK = {
 
 
 def format_css_variables(colours: dict[str, str]) -> str:
-    """Formats named colours as declarations of CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 
@@ -53,14 +52,9 @@ def compute_passage_weights(
     return weighed, weights
 
 
-def get_book_token_weights(book: Book, token_weights: Tensor) -> Tensor:
-    """Returns the weights (n,) of one document's tokens out of the weights (N,) of all tokens."""
-    return token_weights[book.rows.start : book.rows.stop]
-
-
 def make_heat_maps(books: Sequence[Book], token_weights: Tensor) -> list[HeatMap]:
-    """Makes a heat map of each document by token weights; the heaviest token is the darkest."""
-    parts = [get_book_token_weights(book, token_weights) for book in books]
+    """Makes heat maps of documents by the weights (N,) of all tokens; the heaviest is darkest."""
+    parts = [token_weights[book.rows.start : book.rows.stop] for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [
         HeatMap(book.document.name, tuple(_shade_tokens(book.spans, part, top)))

@@ -291,31 +291,37 @@ class CheckedPreset:
         return self.index is not None and library.is_writable if keep is None else keep
 
     def load_models(
-        self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
+        self, choice: ReaderChoice | None, observer: LoadingObserver | None
     ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader model if the preset or `choice` names one. Raises
         UsageError: a reader gets no passages. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
+        observer = observer or SILENT
         choice = choice or reader_choice.find_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check_memory_suffices(1)
-        place = self.model.place
+        model, place = self.model, self.model.place
         reader: Reader | None = None
         if choice is not None and choice.address is not None:
-            reader = server = choice.open_server()
-            to = f"{server.name} at {choice.address.url}"
+            from esa_cli.qa.reading.server import ServerReader
+
+            url, key = choice.address.url, choice.address.key
+            reader = server = ServerReader(url, key, choice.model, choice.timeout_s)
+            to = f"{server.name} at {url}"
             if server.chosen_of > 1:
                 to += f", one of {server.chosen_of} models (--reader ...#MODEL names another)"
             observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)
         if self.index is not None and self.index.server:
             to = f"{self.index.name} at {self.index.server}"
             observer.show_note(f"esa: questions and whole documents are sent to {to}", dim=False)
-        model, indexes = self.model, self.index is not None
-        load = model.load_model_for_passages if indexes else model.load_transformers_model
+        load = model.load_model_for_passages if self.index else model.load_transformers_model
         loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open_reader(place.device, place.dtype_name, observer.show_stage)
+            from esa_cli.qa.reading.reader import ChatReader
+
+            options = {"device": place.device, "dtype": place.dtype_name}
+            reader = ChatReader(models.load(choice.ref, **options, progress=observer.show_stage))
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 

@@ -1,8 +1,7 @@
 """Answers requests for the contents of a chapter, section or document: "Summarise chapter 3".
 
 A reader model gets the whole section, or the summaries of its parts if it is long. Without a
-reader, the beginning or the most central sentences of the section are quoted.
-"""
+reader, the beginning or the most central sentences of the section are quoted."""
 
 from __future__ import annotations
 

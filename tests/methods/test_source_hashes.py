@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -18,10 +19,11 @@ from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import find_kind_without_source_file, hash_setting_files, register
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
-from esa_cli.qa.presets.cache_key import hash_preset_settings
+from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import resolve_preset
+from esa_cli.qa.presets.resolved_preset import AS_IS, resolve_preset
 
+hash_settings = partial(hash_method_settings, AS_IS)
 PLUGIN = """
 from dataclasses import dataclass
 import torch
@@ -43,19 +45,17 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hashed(*overrides: str) -> str:
-    return hash_preset_settings(load_preset("tiny-random", overrides))
+    return hash_settings(load_preset("tiny-random", overrides))
 
 
 def test_settings_count_and_the_presets_name_does_not() -> None:
     plain = load_preset("tiny-random")
-    assert hash_preset_settings(plain) == hash_preset_settings(
-        plain.model_copy(update={"name": "other"})
-    )
-    assert hash_preset_settings(plain) != hashed("window.selected=16")
+    assert hash_settings(plain) == hash_settings(plain.model_copy(update={"name": "other"}))
+    assert hash_settings(plain) != hashed("window.selected=16")
     prompt = plain.model_copy(update={"description": "other"})
-    assert hash_preset_settings(plain) != hash_preset_settings(prompt)
+    assert hash_settings(plain) != hash_settings(prompt)
     some = ("name", "description")
-    assert hash_preset_settings(plain, some) == hash_preset_settings(prompt, some)
+    assert hash_settings(plain, some) == hash_settings(prompt, some)
 
 
 def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def test_a_question_is_also_asked_after_the_one_before(
     assert asked == [second, second, f"{first} {second}"]
     asker.ask(second, books, history=[Turn(first, "")])
     assert asked[3:] == [second]
-    monkeypatch.setattr(asker.spans.combination, "answer", 0.0)
+    always = asker.spans.combination._replace(answer=0.0)
+    monkeypatch.setattr(asker.spans, "combination", always)
     certain = asker.ask(second, books, history=history)
     assert (asked[4:], certain.text) == ([second], alone.text)
     asker.ask("By whom?", books, history=history)

@@ -56,11 +56,9 @@ def find_cited_numbers(reply: Reply) -> set[int]:
 
 def is_quoted(passage: Passage, quotation: Quotation | None) -> bool:
     """Whether the beginning of a quotation is in a passage."""
-    return (
-        quotation is not None
-        and quotation.document == passage.document
-        and passage.start <= quotation.start < passage.end
-    )
+    if quotation is None or quotation.document != passage.document:
+        return False
+    return passage.start <= quotation.start < passage.end
 
 
 def _says_something(sentences: Iterable[str]) -> bool:

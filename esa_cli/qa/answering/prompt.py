@@ -1,15 +1,13 @@
 """Encodes documents and questions as token ids, so that a document is prefilled only once.
 
-The chat template is rendered with markers in place of document and question, and cut at the
-markers. Text of documents and questions never becomes special tokens, so that `<|im_end|>` in a
-document cannot end a chat message."""
+The chat template is rendered with markers in place of document and question, and cut at them. No
+text of documents and questions becomes a special token, as `<|im_end|>`, which ends a message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
@@ -64,13 +62,12 @@ class PromptEncoder:
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = list[dict[str, Any]]()
-        if self._system is not None:
-            messages.append(self._make_chat_message("system", self._system))
-        for user in asked[:-1]:
-            messages.append(self._make_chat_message("user", user))
-            messages.append(self._make_chat_message("assistant", ANSWER))
-        messages.append(self._make_chat_message("user", asked[-1]))
+        texts = [] if self._system is None else [("system", self._system)]
+        texts += [turn for user in asked for turn in (("user", user), ("assistant", ANSWER))]
+        messages = [  # some chat templates need the text in a list
+            {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
+            for role, text in texts[:-1]
+        ]
         # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -81,18 +78,11 @@ class PromptEncoder:
             options = {"tokenize": False, "add_generation_prompt": True, **switches}
             return str(self.tokenizer.apply_chat_template(messages, **options))
 
-    def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
-        """Returns a chat message, with its text in a list if the chat template needs a list."""
-        return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
-
     def _encode_text(self, text: str, parse_special_tokens: bool) -> list[int]:
         if not text:
             return []
-        out = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=not parse_special_tokens,
-            verbose=False,
-        )  # fmt: skip
-        return list(out["input_ids"])
+        options = {"add_special_tokens": False, "split_special_tokens": not parse_special_tokens}
+        return list(self.tokenizer(text, **options, verbose=False)["input_ids"])
 
     def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the characters [start, end) of each token of a document's text."""
@@ -124,17 +114,14 @@ class PromptEncoder:
         """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, parse_special_tokens=True)
         first = [self.tokenizer.bos_token_id]
-        puts_bos = (
-            not self.chat and first != [None] and self.tokenizer("a")["input_ids"][:1] == first
-        )
-        return first + ids if puts_bos else ids
+        if self.chat or first == [None] or self.tokenizer("a")["input_ids"][:1] != first:
+            return ids
+        return first + ids
 
     def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
         """Returns the range [first, end) of the question's own tokens in its encoded prompt."""
-        before, asked = (
-            len(self._encode_text(*piece))
-            for piece in self._split_prompt(question, "", is_followup)[:2]
-        )
+        pieces = self._split_prompt(question, "", is_followup)[:2]
+        before, asked = (len(self._encode_text(*piece)) for piece in pieces)
         return before, before + asked
 
     @cached_property
@@ -173,26 +160,21 @@ def _split_end_spaces(text: str) -> tuple[str, str]:
     return stripped, text[len(stripped) :]
 
 
-@dataclass(frozen=True)
-class EncodedQuestion:
+class EncodedQuestion(NamedTuple):
     """The token ids of a question and of earlier questions and answers, without the documents.
 
     Args:
         before: token ids of the earlier questions and answers.
         ids: token ids of the prompt from the question to the answer.
         span: absolute positions [first, last) of the question's text.
-        answer_prefix: the number of tokens at the end of `ids` that begin the answer.
+        ids_without_prefix: `ids` without the tokens at their end that begin the answer.
         start: the number of cached tokens before `before`."""
 
     before: list[int]
     ids: list[int]
     span: tuple[int, int]
-    answer_prefix: int = 0
-    start: int = 0
-
-    def drop_answer_prefix(self) -> list[int]:
-        """Returns the question's token ids without the answer prefix at their end."""
-        return self.ids[: len(self.ids) - self.answer_prefix]
+    ids_without_prefix: list[int]
+    start: int
 
     @classmethod
     def encode(
@@ -204,8 +186,8 @@ class EncodedQuestion:
         ids = prompt.encode_question(question, answer_prefix, later)
         before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
         start = cached_tokens + len(before)
-        prefix_ids = len(ids) - len(prompt.encode_question(question, "", later))
-        return cls(before, ids, (start + span[0], start + span[1]), prefix_ids, cached_tokens)
+        asked = ids[: len(prompt.encode_question(question, "", later))]
+        return cls(before, ids, (start + span[0], start + span[1]), asked, cached_tokens)
 
     def find_last_chunk_start(self, chunk_size: int) -> int:
         """Returns the absolute position of the first token of the question's last chunk."""

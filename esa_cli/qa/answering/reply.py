@@ -161,7 +161,6 @@ class Reply:
 
     @property
     def unsupported_sentences(self) -> list[CheckedSentence]:
-        """The checked sentences of the answer that no passage supports."""
         return [one for one in self.sentences if not one.supported]
 
     @property
@@ -173,20 +172,17 @@ class Reply:
         """Returns the reply as a notebook shows it."""
         notes = ["The documents may not contain the answer."] if self.doubtful else []
         notes += ["The nearest passages:"] if self.evidence and not self.found else []
+        style = 'dir="auto" style="white-space: pre-wrap"'
         items = [
-            '<li><div dir="auto" style="white-space: pre-wrap">'
-            f"{mark_quotation(one, self.quotation)}</div>"
+            f"<li><div {style}>{mark_quotation(one, self.quotation)}</div>"
             f"<small>{escape(one.describe_place())}</small></li>"
             for one in self.evidence
         ]
-        answer = (
-            f'<p dir="auto" style="white-space: pre-wrap"><b>{escape(self.text_with_marks)}</b></p>'
-        )
+        answer = f"<p {style}><b>{escape(self.text_with_marks)}</b></p>"
         shown = "".join(f"<p>{note}</p>" for note in notes)
         return f"{answer}{shown}<ol>{''.join(items)}</ol>".encode("utf-8", "replace").decode()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
             "found": self.found,

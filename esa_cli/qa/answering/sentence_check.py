@@ -2,8 +2,7 @@
 
 A sentence is supported if its quotations, numbers and names occur in the passages, and if it fits
 at least one passage: by late interaction, or by shared words where there is no token index. The
-check finds what is invented, but no exchanged roles ("A sold it to B") and no missing "not".
-"""
+check finds what is invented, but no exchanged roles ("A sold it to B") and no missing "not"."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ ENOUGH_WORDS = 0.65
 """The share of content words in one passage that suffices: for short sentences late interaction is
 low. It also suffices that each word is in some passage: a sentence may join two passages."""
 MIN_QUOTED_WORDS = 4
-"""The minimum number of words in quotation marks that must occur in a passage; fewer may be a title
-or the answer's own emphasis."""
+"""The least number of quoted words that must be in a passage; fewer may be a title or emphasis."""
 MAX_MISSING = 3
 """The maximum number of words that are named as missing from a sentence that fits no passage."""
 _QUOTED = re.compile(r"[\"“”„«»]([^\"“”„«»\n]+)[\"“”«»]")
@@ -139,10 +137,8 @@ class _ShownPassages:
         self._words = [set(find_content_words(text, self._language)) for text in texts]
         others = " ".join([*asked, *places])
         self._all_words = set(find_content_words(others, self._language)).union(*self._words)
-        self._numbers = {
-            value for text in [*texts, others] for _, values in _find_numbers(text)
-            for value in values
-        }  # fmt: skip
+        numbers = (number for text in [*texts, others] for number in _find_numbers(text))
+        self._numbers = {value for _, values in numbers for value in values}
         self._letters = [f" {_join_words(text)} " for text in texts]
 
     def check_sentence(
@@ -155,11 +151,8 @@ class _ShownPassages:
         missing += [text for text, values in numbers if not values & self._numbers]
         if not self._comparable:
             return (None, tuple(missing)) if missing else None
-        words = {
-            stem: sentence[start:end]
-            for start, end, stem in locate_content_words(sentence, self._language)
-            if stem not in self._ignored
-        }
+        located = locate_content_words(sentence, self._language)
+        words = {stem: sentence[a:b] for a, b, stem in located if stem not in self._ignored}
         if not words and not numbers:
             return None
         for name in self._find_names(sentence):

@@ -22,7 +22,7 @@ from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.kv_cache_storage import check_can_join_recurrent_states
-from esa_cli.qa.planning.plan import FEED, KvCachePlacement
+from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
 from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
@@ -31,7 +31,7 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_compressor,
     resolve_preset,
 )
-from esa_cli.storage import refuse_disk_cache_outside_library
+from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
@@ -113,7 +113,8 @@ class Session(AbstractContextManager["Session"]):
         self.prompt = PromptEncoder(tokenizer, self.preset.prompt)
         self.method = resolved.method
         check_method_fits_model(self.method, model)
-        self.placement = KvCachePlacement(model, self.method, cache)
+        refuse_unknown_cache_name(cache)
+        self._cache_place = cache
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(tokenizer)
@@ -196,8 +197,9 @@ class Session(AbstractContextManager["Session"]):
         self._read_by = method or self.method
         self._todo, self._head = token_ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
-            refuse_disk_cache_outside_library(self.placement.cache)
-            on_host = self.placement.puts_cache_on_host(len(token_ids))
+            place = self._cache_place
+            refuse_disk_cache_outside_library(place)
+            on_host = puts_kv_cache_on_host(self.model, self.method, place, len(token_ids))
             self.cache = self.attachment.new_cache(on_host)
             self.cache.set_expected_token_count(len(token_ids) + reserved_tokens)
         else:
@@ -246,8 +248,7 @@ class Session(AbstractContextManager["Session"]):
             check_same_compressor(self._read_by, new)
         for document in self._opened:
             check_document_has_reduced_keys(document, new)
-        self.method = new
-        self.attachment.method = new
+        self.method = self.attachment.method = new
         self.cache.begin_query(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptEncoder(self.tokenizer, self.preset.prompt)
@@ -291,7 +292,7 @@ class Session(AbstractContextManager["Session"]):
         try:
             self._run_model_on_tokens(asked.before)
             query.question = asked.span
-            query.answer_start = length + len(asked.before) + len(asked.drop_answer_prefix())
+            query.answer_start = length + len(asked.before) + len(asked.ids_without_prefix)
             self._run_survey_pass(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
@@ -309,9 +310,7 @@ class Session(AbstractContextManager["Session"]):
             cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
         )  # fmt: skip
 
-    def check_length(
-        self, question: str, *, prime: str = "", max_new_tokens: int | None = None
-    ) -> None:
+    def check_length(self, question: str, prime: str, max_new_tokens: int | None) -> None:
         """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, (), len(self._ids))
         answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)
@@ -328,8 +327,7 @@ class Session(AbstractContextManager["Session"]):
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _run_survey_pass(self, question: EncodedQuestion, query: QueryState) -> None:
-        """Runs the model on the question to compute the scores of all layers, if the selector needs
-        them before the first layer selects tokens."""
+        """Computes the scores of all layers, if the selector needs them before a layer selects."""
         length, method = self.cache.get_seq_length(), self.method
         chunk, limit = method.window.chunk, method.window.full_attention_limit
         full = question.find_last_chunk_start(chunk) <= limit  # nothing is selected
@@ -337,7 +335,7 @@ class Session(AbstractContextManager["Session"]):
             return
         query.surveying = True
         with suppress(SurveyPassComplete):
-            self._run_model_on_tokens(question.drop_answer_prefix())
+            self._run_model_on_tokens(question.ids_without_prefix)
         self.cache.truncate(length)
         with report_plugin_errors(vars(method)):
             query.selector = method.selector.start_turn_after_survey(query.selector)

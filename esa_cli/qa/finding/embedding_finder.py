@@ -10,7 +10,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -52,11 +51,13 @@ class EmbeddingFinder:
         from requests.adapters import HTTPAdapter
         from urllib3.util import Retry
 
-        self.url, self.model, self._key = parse_address(address)
+        self.url, self.model, key = parse_address(address)
         self._session = Session()
         # A server of this machine is asked directly, without a proxy.
         self._session.trust_env = not is_loopback_host(urlsplit(self.url).hostname or "")
-        self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
+        self._session.auth = lambda request: request  # no login of ~/.netrc is sent
+        if key is not None:
+            self._session.headers["Authorization"] = f"Bearer {key}"
         retry = Retry(
             TRIES, read=0, status_forcelist=RETRIED, allowed_methods=None,
             backoff_factor=BACKOFF_S, raise_on_status=False,
@@ -90,11 +91,6 @@ class EmbeddingFinder:
             raise self._make_error("sent vectors of several widths")
         vectors = torch.tensor(rows).reshape(-1, self.sizes.dim)
         return nn.functional.normalize(self.sizes.make_width_even(vectors), dim=-1)
-
-    def _add_api_key(self, http_request: Any) -> Any:
-        if self._key is not None:
-            http_request.headers["Authorization"] = f"Bearer {self._key}"
-        return http_request
 
     def _request_vectors(self, texts: Sequence[str]) -> list[list[float]]:
         """Requests the vectors of texts, in their order. Raises ModelError."""

@@ -107,11 +107,6 @@ class ReducedKeys:
         """Quantises the reduced keys (n, R) of n tokens to the number format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
-    @classmethod
-    def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Allocates uninitialised memory for the reduced keys of `tokens` tokens."""
-        return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
-
     @property
     def shape(self) -> tuple[int, int]:
         """The shape (N, R): the number of tokens and the dimension of a reduced key."""
@@ -119,7 +114,6 @@ class ReducedKeys:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of memory that the reduced keys take."""
         return self.records.nbytes
 
     def decode_keys(self, start: int, stop: int) -> Tensor:
@@ -155,24 +149,22 @@ def _compute_products_between_bounds(
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
         stop = min(start + TILE, high)
-        if isinstance(keys, ReducedKeys):
-            tile = keys.decode_keys(start, stop)
-        else:
-            tile = keys[start:stop].float()
+        tile = keys.decode_keys(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop]
         # The bounds inside this tile, after its first token, divide it.
         from_bound = int(torch.searchsorted(bounds, start, right=True))
         to_bound = int(torch.searchsorted(bounds, stop))
         outer = bounds.new_tensor([start, stop])
         edges = torch.cat((outer[:1], bounds[from_bound:to_bound], outer[1:]))
-        largest = torch.segment_reduce(tile @ queries.T, "max", lengths=edges.diff(), axis=0)
+        largest = torch.segment_reduce(
+            tile.float() @ queries.T, "max", lengths=edges.diff(), axis=0
+        )
         pieces = best[from_bound - 1 : to_bound]
         torch.maximum(pieces, largest, out=pieces)
     return best
 
 
 def pool_window_products(products: Tensor, neighbours: int) -> Tensor:
-    """Returns products (W, M) of W windows, each replaced by the maximum over the window and
-    `neighbours` windows on each side."""
+    """Returns maxima (W, M) of products (W, M) over a window and `neighbours` on its two sides."""
     if not products.shape[0]:
         return products
     size, columns = 2 * neighbours + 1, products.T[:, None]

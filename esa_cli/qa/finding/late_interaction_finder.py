@@ -1,7 +1,6 @@
 """A finder that runs a late interaction model, as ColBERT, by the package sentence-transformers.
 
-Code that comes with a model is never run, and pickled weights are never fetched.
-"""
+Code that comes with a model is never run, and pickled weights are never fetched."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ class LateInteractionFinder:
 
     @torch.inference_mode()
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as `Finder.encode_questions` says, but with the scale of the model's
-        vectors; all tokens have equal weight."""
+        """Encodes questions in the scale of the model's vectors; all tokens have equal weight."""
         rows = self.encoder.encode_query(list(texts), show_progress_bar=False)
         queries = nn.utils.rnn.pad_sequence([one.cpu() for one in rows], batch_first=True)
         counts = torch.tensor([len(one) for one in rows])[:, None]

@@ -108,11 +108,9 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
-    names = [book.document.name for book in books]
-    sources = [
-        book.document.source if names.count(name) > 1 else name
-        for book, name in zip(books, names, strict=True)
-    ]
+    documents = [book.document for book in books]
+    names = [one.name for one in documents]
+    sources = [one.source if names.count(one.name) > 1 else one.name for one in documents]
     placed = []
     for number, (book, name, at) in enumerate(zip(books, sources, rows, strict=True), 1):
         if sources.count(name) > 1:
@@ -124,8 +122,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     return placed
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """The logistic regressions that give the log-odds that a window answers a question, fit by
     `benchmarks/ranking.py` to the development questions; no term counts the other windows.
 
@@ -330,7 +327,6 @@ class PassageFinder:
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
     def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
-        """Returns a window as a passage with the window's score."""
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
         score = float(scores[window_number])
@@ -345,8 +341,7 @@ def _is_spaceless(text: str) -> bool:
 
 
 def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the bounds [first, last), each (W,), of the tokens that overlap ranges of characters
-    (W, 2)."""
+    """Returns bounds [first, last), each (W,), of tokens that overlap character ranges (W, 2)."""
     spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())

@@ -44,14 +44,6 @@ FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
 
-def read_source(source: str | os.PathLike[str]) -> Document:
-    """Reads the document at a path. Raises UsageError: it is no path. DocumentError."""
-    if isinstance(source, str | os.PathLike):
-        return read_document(os.fspath(source))
-    wrong = f"a document must be a path or a Document, got {type(source).__name__}"
-    raise UsageError(wrong, "only `ask`, `find_passages` and `collect` take several documents")
-
-
 class IngestEvents:
     """Observes how documents are ingested; an exception in a method ends the ingest."""
 
@@ -120,7 +112,6 @@ class DocumentIngester(ABC):
         """Returns the model and settings, as JSON, whose stored documents can be opened."""
 
     def matches_entry_settings(self, entry: LibraryEntry) -> bool:
-        """Whether a library entry was computed with the model and settings of this ingester."""
         return entry.identity in self.list_model_and_settings_identities()
 
     @abstractmethod
@@ -152,7 +143,6 @@ class DocumentIngester(ABC):
 
     @property
     def stores_documents(self) -> bool:
-        """Whether new documents are stored in the library."""
         return self.library is not None and self.keep
 
     def count_tokens_in_memory(self) -> int:
@@ -180,10 +170,9 @@ class DocumentIngester(ABC):
         """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
         if not self.matches_entry_settings(entry):
-            raise UsageError(
-                f"{entry.name} ({entry.id}) was ingested with another model or other settings",
-                "use the preset that ingested the document, or ingest it with this preset",
-            )
+            wrong = f"{entry.name} ({entry.id}) was ingested with another model or other settings"
+            hint = "use the preset that ingested the document, or ingest it with this preset"
+            raise UsageError(wrong, hint)
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
         book = self._remember_book_in_memory(self.open_library_entry(document, entry))
         self.events.report_stored_document(book)
@@ -207,8 +196,14 @@ class DocumentIngester(ABC):
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
+        elif isinstance(source, Document):
+            document = source
+        elif isinstance(source, str | os.PathLike):
+            document = read_document(os.fspath(source))
         else:
-            document = source if isinstance(source, Document) else read_source(source)
+            wrong = f"a document must be a path or a Document, got {type(source).__name__}"
+            hint = "only `ask`, `find_passages` and `collect` take several documents"
+            raise UsageError(wrong, hint)
         if (book := self.open_document_if_stored(document)) is not None:
             return self._record_file_in_catalogue(book)
         text = text or self.tokenise(document)
@@ -357,7 +352,7 @@ class TokenIndexIngester(DocumentIngester):
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_tokens_fit_memory(tokens)
         self.events.announce_ingest(text.document, tokens, None)
-        index = ReducedKeys.allocate(tokens, layout)
+        index = ReducedKeys(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)

@@ -39,9 +39,6 @@ if TYPE_CHECKING:  # they import transformers
     from esa_cli.attention.step import LayerState
     from esa_cli.models.attachment.kv_cache import RecurrentState
 
-SERVES = {"int8": ("int8", "native"), "native": ("native",)}
-"""Maps a requested number format to the stored formats that satisfy the request."""
-
 
 class KvCacheIngester(DocumentIngester):
     """Computes KV caches of documents, and stores them as `int8` or as exact `native` copies."""
@@ -98,7 +95,9 @@ class KvCacheIngester(DocumentIngester):
         return not explain_why_not_storable(self.esa.method)
 
     def list_model_and_settings_identities(self) -> list[str]:
-        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store_kv_caches else ()
+        if not self._can_store_kv_caches:
+            return []
+        kinds = dict.fromkeys((self.rows, "native"))  # exact copies serve a request for int8, too
         return [self._make_cache_identity(self._make_file_layout(kind)) for kind in kinds]
 
     def matches_entry_settings(self, entry: LibraryEntry) -> bool:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
@@ -139,8 +139,7 @@ def record_file_of_document(catalogue: Catalogue, document: Document) -> None:
             catalogue.files.store_record(record)
 
 
-@dataclass(frozen=True)
-class FolderSyncResult:
+class FolderSyncResult(NamedTuple):
     """The changed, removed and skipped files that `sync_folder` found in a folder."""
 
     changes: FileChanges
@@ -190,7 +189,6 @@ def sync_folder(
 
 
 def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
-    """Deletes the records of the files that were removed from a folder."""
     with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in sync.removed)
     catalogue.remove_unused_texts()
@@ -237,18 +235,12 @@ def find_outdated_entries(
     entries = list(entries)
     gone = {one.path for one in sync.removed if not os.path.lexists(one.path)}
     removed, sources = set(map(resolve_folder_links, gone)), {one.file_path for one in entries}
-    again = [
-        one.path
-        for one in sync.changes.readable_records
-        if resolve_folder_links(one.path) in sources
-    ]
+    paths = [one.path for one in sync.changes.readable_records]
+    again = [path for path in paths if resolve_folder_links(path) in sources]
     records = FileIndexer(catalogue).index_files(again).readable_records
     now = {resolve_folder_links(one.path): one.digest for one in records}
-    current = {
-        one.digest
-        for one in catalogue.files.list_records()
-        if one.path not in gone and (one.folder or os.path.lexists(one.path))
-    }
+    kept = [one for one in catalogue.files.list_records() if one.path not in gone]
+    current = {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
     return [
         one for one in entries
         if not one.error and one.text_sha256 not in current
@@ -267,12 +259,10 @@ class LibraryText:
 
     @property
     def name(self) -> str:
-        """The name of the text's document or file, for display."""
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 
-@dataclass(frozen=True)
-class LibraryTexts:
+class LibraryTexts(NamedTuple):
     """The texts in a library, and the stored documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()

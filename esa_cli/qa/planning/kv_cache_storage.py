@@ -64,16 +64,13 @@ def find_reduced_key_widths(
         return ()
     if compressor.fit_tokens:
         return (compressor.stored_rank(whole_key_width),) * layer_count
+    key = torch.zeros(1, whole_key_width)
     fits = [compressor.fit(layer, Moments()) for layer in range(layer_count)]
     try:
-        return tuple(
-            0 if fit is None else fit.keys(torch.zeros(1, whole_key_width)).shape[1] for fit in fits
-        )
+        return tuple(0 if fit is None else fit.keys(key).shape[1] for fit in fits)
     except RuntimeError as error:
-        raise PresetError(
-            f"the compressor must fit this model's keys of {whole_key_width} dimensions",
-            "use a compressor that was made for this model",
-        ) from error
+        wrong = f"the compressor must fit this model's keys of {whole_key_width} dimensions"
+        raise PresetError(wrong, "use a compressor that was made for this model") from error
 
 
 def check_projections_storable(projections: Sequence[Projection | None]) -> list[Linear | None]:

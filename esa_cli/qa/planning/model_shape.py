@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
@@ -136,8 +136,7 @@ def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) ->
     return (_read_nonzero_size(config, "conv_L_cache") or 3) * hidden_width, 0
 
 
-@dataclass(frozen=True)
-class WeightSizes:
+class WeightSizes(NamedTuple):
     """The bytes of a model's weights in memory, with numbers of `size` bytes, and `body`, the
     numbers in the matrices of the layers and experts that a token passes."""
 
@@ -146,7 +145,6 @@ class WeightSizes:
     size: int
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes that the weights take if each weight takes `dtype_bytes` bytes."""
         return self.nbytes * dtype_bytes // self.size
 
 
@@ -157,12 +155,15 @@ def measure_weight_sizes(
     of `QUANTIZATIONS` or "". Raises ModelError: files are damaged, or the model is not known."""
     config = read_config_json(model_folder)
     kept = not quantization and weights_stay_quantised(config, device)
-    if _has_all_weight_files(model_folder):
+    try:
+        list_weight_files(model_folder)
+    except ModelError:  # the folder contains only config.json
+        tensors, total = list_weights_transformers_expects(model_folder), 0.0
+    else:
         each = get_bytes_per_weight(quantization, dtype_bytes)
         nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
         body = count_weights_used_per_token(list_language_model_weights(model_folder), config)
         return WeightSizes(nbytes, body, dtype_bytes)
-    tensors, total = list_weights_transformers_expects(model_folder), 0.0
     for tensor in tensors:
         each = float(dtype_bytes)
         if _is_layer_matrix(tensor):
@@ -172,14 +173,6 @@ def measure_weight_sizes(
                 each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
     return WeightSizes(int(total), count_weights_used_per_token(tensors, config), dtype_bytes)
-
-
-def _has_all_weight_files(model_folder: Path) -> bool:
-    try:
-        list_weight_files(model_folder)
-    except ModelError:
-        return False
-    return True
 
 
 def count_weights_used_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:

@@ -23,7 +23,6 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_reduced_key_widths
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-from esa_cli.storage import refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
@@ -70,9 +69,7 @@ class TokenIndexCosts:
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return token_count * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
-    def count_kv_bytes(
-        self, token_count: int, dtype_bytes: int, on_host: bool = False
-    ) -> tuple[int, int]:
+    def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes of keys and values on the device, and the bytes in host memory."""
         return 0, 0
 
@@ -118,9 +115,7 @@ class KvCacheCosts(TokenIndexCosts):
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
 
-    def count_kv_bytes(
-        self, token_count: int, dtype_bytes: int, on_host: bool = False
-    ) -> tuple[int, int]:
+    def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
         values but those of local and new tokens."""
         shape, window = self.shape, self.method.window
@@ -177,29 +172,17 @@ def measure_free_kv_cache_bytes(device: torch.device) -> int:
     return machine.measure_available_memory(str(device)) + reserved
 
 
-class KvCachePlacement:
-    """Decides whether a document's KV cache is kept on the device or in host memory.
-
-    Args:
-        cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
-
-    Raises UsageError: `cache` is none of these."""
-
-    def __init__(self, model: Any, method: Method, cache: str) -> None:
-        refuse_unknown_cache_name(cache)
-        self.model, self.method, self.cache = model, method, cache
-
-    def puts_cache_on_host(self, token_count: int) -> bool:
-        """Whether keys and values of `token_count` tokens are kept in host memory."""
-        device, size = self.model.device, self.model.dtype.itemsize
-        if self.cache in ("device", "disk") or not has_separate_memory(device):
-            return False
-        shape = read_model_shape(self.model.config.to_dict())
-        costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
-        needed = costs.count_working_memory_bytes(token_count, size)
-        needed += costs.count_kv_bytes(token_count, size)[0]
-        needed += costs.count_reduced_key_bytes(token_count, size)
-        return self.cache == "host" or needed > measure_free_kv_cache_bytes(device)
+def puts_kv_cache_on_host(model: Any, method: Method, cache: str, token_count: int) -> bool:
+    """Whether the keys and values of `token_count` tokens are kept in host memory. `cache` is of
+    `storage.CACHES`; with `disk`, what is not on disk yet is on the device."""
+    device, size = model.device, model.dtype.itemsize
+    if cache in ("device", "disk") or not has_separate_memory(device):
+        return False
+    costs = KvCacheCosts(read_model_shape(model.config.to_dict()), on_gpu=True, method=method)
+    needed = costs.count_working_memory_bytes(token_count, size)
+    needed += costs.count_kv_bytes(token_count, size, on_host=False)[0]
+    needed += costs.count_reduced_key_bytes(token_count, size)
+    return cache == "host" or needed > measure_free_kv_cache_bytes(device)
 
 
 def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: str) -> float:
@@ -224,7 +207,6 @@ def load_ingest_speeds() -> dict[str, float]:
 
 
 def save_ingest_speed(speed_key: str, speed: float) -> None:
-    """Saves a speed in `SPEED_FILE`, if the file can be written."""
     path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,8 +250,7 @@ class IngestPlanner:
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         threads = f"{torch.get_num_threads()} threads"
-        key = resolved.preset.model, self.dtype_name, device, how, threads
-        self.speed_key = "|".join(key)
+        self.speed_key = "|".join((resolved.preset.model, self.dtype_name, device, how, threads))
 
     @property
     def dtype_name(self) -> str:
@@ -295,7 +276,7 @@ class IngestPlanner:
         weights = self.weights.count_weight_bytes(size)
         working = costs.count_working_memory_bytes(token_count, size)
         reduced = costs.count_reduced_key_bytes(at_once, size)
-        on_device, on_host = costs.count_kv_bytes(at_once, size)
+        on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=False)
         too_large = weights + working + reduced + on_device > self.memory
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
             on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=True)

@@ -108,10 +108,20 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 def hash_method_settings(
     method_name: str, preset: Preset, excluded_keys: tuple[str, ...] = ("name",)
 ) -> str:
-    """Returns the hash of the preset settings that change the answers of a method or of `text`."""
+    """Returns the hash of the settings and files that change the answers of `text`, or of a method,
+    for which `answer` and `excluded_keys` are left out. Raises PresetError."""
     if method_name == FROM_TEXT:
         return hash_text_answer_settings(preset)
-    return hash_preset_settings(preset, excluded_keys)
+    facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
+    method = resolve_preset(preset).method
+    files: dict[str, Any] = {**hash_plugin_sources(method)}
+    for kind in PARTS:
+        named = method.compressor.files if kind == "compressor" else ()
+        for key, value in hash_setting_files(facts[kind], named).items():
+            if value != facts[kind].get(key):
+                files[f"{kind}.{key}"] = value
+    # Without files the hash is that of older versions, whose rows can be continued.
+    return _hash_as_json({**facts, "files": files} if files else facts)
 
 
 def hash_text_answer_settings(preset: Preset) -> str:
@@ -129,21 +139,6 @@ def hash_text_answer_settings(preset: Preset) -> str:
                 hashes[name] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})
     return _hash_as_json({**settings, "files": hashes})
-
-
-def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name",)) -> str:
-    """Returns the hash of a preset's settings, without `answer` and `excluded_keys`, and of the
-    files that the settings name. Raises PresetError."""
-    facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
-    method = resolve_preset(preset).method
-    files: dict[str, Any] = {**hash_plugin_sources(method)}
-    for kind in PARTS:
-        named = method.compressor.files if kind == "compressor" else ()
-        for key, value in hash_setting_files(facts[kind], named).items():
-            if value != facts[kind].get(key):
-                files[f"{kind}.{key}"] = value
-    # Without files the hash is that of older versions, whose rows can be continued.
-    return _hash_as_json({**facts, "files": files} if files else facts)
 
 
 def _hash_as_json(facts: Mapping[str, Any]) -> str:

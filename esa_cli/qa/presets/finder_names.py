@@ -13,8 +13,7 @@ from esa_cli.system.local_servers import complete_server_address, is_server_addr
 from esa_cli.system.machine import expand_home_folder
 
 MAPS, MODULES = "maps.safetensors", "modules.json"
-"""The names of the files with a trained finder's projections, and with the list of the modules of a
-late interaction model."""
+"""Files: a trained finder's projections, and the list of modules of a late interaction model."""
 WORDS = "words"
 """The name that stands for no finder, so that passages are found with BM25 alone."""
 

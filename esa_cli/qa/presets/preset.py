@@ -125,8 +125,6 @@ class GenerationSettings(_StrictSettings):
 
 
 class Preset(_StrictSettings):
-    """The validated settings of a preset."""
-
     name: str
     description: str = ""
     model: str
@@ -144,7 +142,6 @@ class Preset(_StrictSettings):
     generation: GenerationSettings = GenerationSettings()
 
     def alter_answer_settings(self, **answer_settings: Any) -> Preset:
-        """Returns a copy of the preset in which some settings of `answer` are changed."""
         return self.model_copy(update={"answer": self.answer.model_copy(update=answer_settings)})
 
 
@@ -159,10 +156,9 @@ def parse_setting_override(override: str) -> dict[str, Any]:
         parsed = load_yaml(value)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None)
-        raise PresetError(
-            f"the value of --set must be YAML, got {reprlib.repr(override)}",
-            f"put the value in quotes; {problem}" if problem else "put the value in quotes",
-        ) from error
+        wrong = f"the value of --set must be YAML, got {reprlib.repr(override)}"
+        hint = f"put the value in quotes; {problem}" if problem else "put the value in quotes"
+        raise PresetError(wrong, hint) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
         wrong = f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}"
@@ -308,8 +304,10 @@ def _make_preset_error(validation_error: ValidationError, preset_name: str) -> P
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        before = "".join(f"{section}." for section in above)
-        hint = suggest_name(str(key), _list_settings_in_section(above), before)
+        sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
+        section = sections.get(str(above[0]), GenerationSettings) if above else Preset
+        known = [name for name in section.model_fields if name != "name"]
+        hint = suggest_name(str(key), known, "".join(f"{name}." for name in above))
         return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
     if first["type"] == "missing":
         hint = f"set {where}, or extend a preset that sets {where}"
@@ -322,13 +320,6 @@ def _describe_broken_rule(validation_error: ValidationError) -> str:
     """Describes the rule that a setting's value breaks, such as "must be at least 1"."""
     message = validation_error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
-
-
-def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
-    sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    name = str(section_path[0]) if section_path else ""
-    section: Any = sections.get(name, GenerationSettings) if name else Preset
-    return [key for key in section.model_fields if key != "name"]
 
 
 def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
@@ -387,16 +378,13 @@ def choose_sampling_options(
     preset_settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
     top_p: float | None,
 ) -> tuple[int, float, float]:  # fmt: skip
-    """Returns the three options, with the preset's values for those that are None. Raises
-    UsageError: a value is out of range."""
+    """Returns the options, the preset's for None. Raises UsageError: a value is out of range."""
     given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         chosen = GenerationSettings.model_validate({**preset_settings.model_dump(), **given})
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(
-            f"{first['loc'][0]} {_describe_broken_rule(error)}, got {first['input']}",
-            "omit the setting to use the preset's value",
-        ) from error
+        wrong = f"{first['loc'][0]} {_describe_broken_rule(error)}, got {first['input']}"
+        raise UsageError(wrong, "omit the setting to use the preset's value") from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p

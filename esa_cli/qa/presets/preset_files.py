@@ -31,7 +31,6 @@ def find_shipped_preset_folder() -> Path:
 
 
 def get_user_preset_folder() -> Path:
-    """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
@@ -42,7 +41,6 @@ def list_preset_files() -> dict[str, Path]:
 
 
 def list_shipped_preset_files() -> dict[str, Path]:
-    """Returns the names and files of the presets that come with the package."""
     return _list_preset_files_in_folder(find_shipped_preset_folder())
 
 
@@ -77,10 +75,9 @@ def read_preset_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         where, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {where.line + 1})" if where else ""
-        raise PresetError(
-            f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}",
-            "indent YAML with spaces, not with tabs" if "\\t" in str(problem) else "",
-        ) from error
+        wrong = f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}"
+        hint = "indent YAML with spaces, not with tabs" if "\\t" in str(problem) else ""
+        raise PresetError(wrong, hint) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:
@@ -101,7 +98,6 @@ class KnownModelFacts:
     licence: str = ""
 
     def count_weight_bytes(self, dtype_bytes: int) -> int:
-        """Returns the bytes of the model's weights if each weight takes `dtype_bytes` bytes."""
         return round(self.weights * 1e9) * dtype_bytes
 
 

@@ -148,14 +148,12 @@ def _run_recipe(recipe: registry.MethodRecipe, sizes: registry.PresetSizes) -> M
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
-        raise PluginError(
-            f"{this_recipe} fails: {type(error).__name__}: {error}",
-            f"correct the recipe in {recipe.origin}",
-        ) from error
+        wrong = f"{this_recipe} fails: {type(error).__name__}: {error}"
+        raise PluginError(wrong, f"correct the recipe in {recipe.origin}") from error
     if not isinstance(settings, Mapping):
         raise PluginError(f"{this_recipe} must return a mapping, got {settings!r}", may_set)
-    if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(f"{this_recipe} must not set {wrong[0]!r}", may_set)
+    if others := [key for key in settings if key not in registry.LAID]:
+        raise PluginError(f"{this_recipe} must not set {others[0]!r}", may_set)
     return settings
 
 
@@ -177,10 +175,9 @@ def replace_method_for_length(method_name: str, preset: Preset, document_tokens:
     """Returns the preset with its method replaced; a `document_tokens` of 0 means unknown length.
     Raises the errors of `replace_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
-        raise UsageError(
-            f"method {method_name!r} needs the length of its documents, which is unknown",
-            f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python",
-        )
+        wrong = f"method {method_name!r} needs the length of its documents, which is unknown"
+        hint = f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python"
+        raise UsageError(wrong, hint)
     return replace_method(method_name, preset, document_tokens)
 
 
@@ -266,8 +263,7 @@ def check_method_fits_model(method: Method, model: Any) -> None:
 def check_kernel_runs(
     method: Method, model_config: dict[str, Any], device: str, dtype: torch.dtype
 ) -> None:
-    """Raises UsageError if a method's kernel cannot run on a torch device for a model. ModelError:
-    `model_config` lacks a size."""
+    """Raises UsageError: the kernel cannot run for this model. ModelError: a size is missing."""
     from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 

@@ -1,8 +1,7 @@
 """Readers answer a question from passages of documents.
 
 `span.SpanReader` quotes the most probable span of a passage; for `ChatReader` a transformers model
-writes the answer, and for `server.ServerReader` a server with OpenAI's chat completions.
-"""
+writes the answer, and for `server.ServerReader` a server with OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -88,7 +87,6 @@ def format_numbered_passages(passages: Sequence[Passage]) -> str:
 def make_chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns the chat messages of a question with its passages and earlier questions."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from esa_cli import models
@@ -16,12 +15,7 @@ from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.local_servers import SERVERS, complete_server_address, is_server_address
 from esa_cli.system.machine import is_loopback_host
-from esa_cli.system.progress import StageProgress
 from esa_cli.system.registry import suggest_name
-
-if TYPE_CHECKING:  # they import torch
-    from esa_cli.qa.reading.reader import Reader
-    from esa_cli.qa.reading.server import ServerReader
 
 KEY = "ESA_READER_KEY"
 """The environment variable with the server's API key."""
@@ -50,23 +44,18 @@ class ServerAddress:
         if "@" in url:
             hint = f"set the environment variable {KEY} to the key"
             raise UsageError("the address of --reader must have no user and password", hint)
-        other = not host or any(letter.isspace() for letter in url)
-        if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
+        other = any(map(str.isspace, url)) or url.endswith("/chat/completions")
+        if not host or other or parts.query or parts.fragment:
             wrong = f"--reader must be a web address without /chat/completions, got {url_text!r}"
             raise UsageError(wrong, "use for example --reader ollama or http://127.0.0.1:11434")
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
-        address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
-        if address.key is not None and parts.scheme == "http" and not address.is_local:
+        key = _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None)
+        if key is not None and parts.scheme == "http" and not is_loopback_host(host):
             raise UsageError(
                 f"the API key in {KEY} would go to {url} unencrypted",
                 f"name an https:// address or a tunnel to this machine by --reader, or unset {KEY}",
             )
-        return address
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the server runs on this machine."""
-        return is_loopback_host(urlsplit(self.url).hostname or "")
+        return cls(url, key)
 
 
 def _read_api_key(variable: str) -> str | None:
@@ -121,22 +110,6 @@ class ReaderChoice:
             )
         return cls(ref=ref)
 
-    def open_reader(
-        self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
-    ) -> Reader:
-        """Loads a model of this machine. Raises ModelError, ResourceError."""
-        from esa_cli.qa.reading.reader import ChatReader
-
-        assert self.ref is not None
-        return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
-
-    def open_server(self) -> ServerReader:
-        """Checks that the server answers and has models. Raises ReaderError."""
-        from esa_cli.qa.reading.server import ServerReader
-
-        assert self.address is not None
-        return ServerReader(self.address.url, self.address.key, self.model, self.timeout_s)
-
 
 def count_reader_weight_bytes(
     choice: ReaderChoice, bytes_per_weight: int, packing: str = ""
@@ -163,7 +136,6 @@ def find_preset_reader(chosen_preset: preset.Preset) -> ReaderChoice | None:
 def check_reader_gets_passages(reader: object | None, chosen_preset: preset.Preset) -> None:
     """Raises UsageError if there is a reader, but the preset finds no passages for the reader."""
     if reader is not None and chosen_preset.answer.source != "text":
-        raise UsageError(
-            "a reader writes answers from passages, but this method answers from the KV cache",
-            "to answer with a reader, add --set answer.from=text, and leave out --method",
-        )
+        wrong = "a reader writes answers from passages, but this method answers from the KV cache"
+        hint = "to answer with a reader, add --set answer.from=text, and leave out --method"
+        raise UsageError(wrong, hint)

@@ -1,7 +1,6 @@
 """A reader on a server with OpenAI's chat completions, such as Ollama, llama.cpp or vLLM.
 
-The server receives the question, earlier turns, and passages with the names of their documents.
-"""
+The server receives the question, earlier turns, and passages with the names of their documents."""
 
 from __future__ import annotations
 
@@ -39,9 +38,7 @@ DEFAULT_WINDOW = 4096
 """The window in tokens of a server that does not tell it; Ollama cuts longer prompts silently."""
 MAX_MESSAGE = 200
 """The maximum number of characters that are shown of a server's message."""
-RENAMED = {
-    "temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens",
-}  # fmt: skip
+RENAMED = {"temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens"}
 """Maps a parameter that some models refuse to the parameter that is sent instead."""
 _ADDRESS = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
 _SLOW = "choose a smaller model by --reader URL#MODEL, or set a longer $ESA_READER_TIMEOUT"
@@ -77,13 +74,15 @@ class ServerReader(Reader):
         self, url: str, key: str | None = None, model: str | None = None,
         timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        self.url, self._key, self.name = url, key, model or ""
+        self.url, self.name = url, model or ""
         self._silence_s, self._whole_s = timeout_s or SILENCE_S, timeout_s or WHOLE_S
         self._session = requests.Session()
         # A server of this machine is asked directly, without a proxy.
         self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
-        self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
+        self._session.auth = lambda request: request  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
+        if key is not None:
+            self._session.headers["Authorization"] = f"Bearer {key}"
         self._refused, self._models = list[str](), list[str]()
         self._models = self._list_model_names()
         if not self.name and not self._models:
@@ -126,21 +125,14 @@ class ServerReader(Reader):
         text, cut = "".join(pieces).strip(), reason == "length"
         if not text:
             thoughts = ", which may have spent all tokens on thoughts" if cut else ""
-            raise self._make_reader_error(
-                f"sent an empty answer of its model {self.name}{thoughts}",
-                "allow more tokens, as with --max-new-tokens 1000, or use another model",
-            )
+            wrong = f"sent an empty answer of its model {self.name}{thoughts}"
+            hint = "allow more tokens, as with --max-new-tokens 1000, or use another model"
+            raise self._make_reader_error(wrong, hint)
         found, count = not says_nothing_found(text), tokens or len(pieces)
         return Reply(text, found=found, answer_tokens=count, cut=cut)
 
     def close(self) -> None:
-        """Closes the connections to the server."""
         self._session.close()
-
-    def _add_api_key(self, http_request: Any) -> Any:
-        if self._key is not None:
-            http_request.headers["Authorization"] = f"Bearer {self._key}"
-        return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
         """Sends an HTTP request, and repeats the request while the server is busy."""
@@ -211,10 +203,9 @@ class ServerReader(Reader):
             hint = explain_how_to_start(self.url)
             hint = hint or f"check that the server is running; {_ADDRESS}"
             return self._make_reader_error(f"cannot be reached: {reason}", hint)
-        return self._make_reader_error(
-            f"sent an answer that cannot be used: {_shorten_message(str(error))}",
-            "ask again; is it a server of OpenAI's chat completions?",
-        )
+        wrong = f"sent an answer that cannot be used: {_shorten_message(str(error))}"
+        hint = "ask again; is it a server of OpenAI's chat completions?"
+        return self._make_reader_error(wrong, hint)
 
     def _make_refusal_error(self, response: requests.Response) -> ReaderError:
         """Makes the error for a response whose HTTP status is not 200."""

@@ -58,7 +58,7 @@ UNMENTIONED = 4.5
 """The log-odds subtracted for a name that no document has: 33 of 41 questions are refused."""
 
 
-class AnswerCombination:
+class AnswerCombination(NamedTuple):
     """The conditional logistic regression that gives the probability that a passage's span is the
     answer, fit by `benchmarks/certainty.py` to answers to the development questions.
 
@@ -68,11 +68,10 @@ class AnswerCombination:
         bm25_weights: the first three, and that of the score, for passages without `late`.
         answer, perhaps: the minimum probabilities of these certainties."""
 
-    def __init__(
-        self, weights: Sequence[float], bm25_weights: Sequence[float], answer: float, perhaps: float
-    ) -> None:
-        self.weights, self.bm25_weights = weights, bm25_weights
-        self.answer, self.perhaps = answer, perhaps
+    weights: Sequence[float]
+    bm25_weights: Sequence[float]
+    answer: float
+    perhaps: float
 
     @classmethod
     def load(cls, folder: Path | None) -> AnswerCombination:
@@ -83,9 +82,8 @@ class AnswerCombination:
             return cls((0.0, 1.0, 0.0, *5 * (0.0,)), (0.0, 1.0, 0.0, 1.0), math.inf, 0.0)
         with convert_read_errors(str(path), "use --set answer.adapter=null"):
             facts = json.loads(path.read_text("utf-8"))
-            weights, bm25_weights = (
-                [float(value) for value in facts[name]] for name in ("weights", "bm25_weights")
-            )
+            weights = list(map(float, facts["weights"]))
+            bm25_weights = list(map(float, facts["bm25_weights"]))
             return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
 
     def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
@@ -99,7 +97,6 @@ class AnswerCombination:
         return sum(weight * value for weight, value in zip(weights, features, strict=True))
 
     def get_certainty(self, probability: float) -> Certainty:
-        """Returns the certainty of an answer with a probability."""
         if probability >= self.answer:
             return "answer"
         return "perhaps" if probability >= self.perhaps else "nothing"
@@ -282,15 +279,12 @@ class PassagePrompt:
     def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
         """Encodes a prompt; runs of white space in question and passage become one space."""
         texts = dict(zip(FIELDS, map(collapse_spaces, (passage, question)), strict=True))
-        parts = [
-            (texts.get(part, part), part == FIELDS[0])
-            for part in re.split(r"(\{passage\}|\{question\})", self.template)
-        ]
-        place = [is_passage for _, is_passage in parts].index(True)
-        start = sum(len(text) for text, _ in parts[:place])
-        end = start + len(parts[place][0])
+        parts = re.split(r"(\{passage\}|\{question\})", self.template)
+        before = [texts.get(part, part) for part in parts[: parts.index(FIELDS[0])]]
+        start = len("".join(before))
+        end = start + len(texts[FIELDS[0]])
         out = self.tokenizer(
-            "".join(text for text, _ in parts), add_special_tokens=False,
+            "".join(texts.get(part, part) for part in parts), add_special_tokens=False,
             split_special_tokens=True, return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         numbers = [n for n, (a, b) in enumerate(out["offset_mapping"]) if a < end and start < b]

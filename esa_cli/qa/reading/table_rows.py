@@ -29,8 +29,7 @@ def find_named_row(passage: str, question: str) -> tuple[int, int]:
 
 
 def find_cell_ends(passage: str) -> list[int]:
-    """Returns the ascending offsets at which the rows of a table, their named cells, and Markdown's
-    headings end."""
+    """Returns the ascending offsets where a table's rows, named cells and Markdown headings end."""
     rows = [span for span in find_sentence_spans(passage) if is_table_row(passage[slice(*span)])]
     cells = ([one.start() for one in _NEXT_CELL.finditer(passage, *row)] for row in rows)
     found = [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]

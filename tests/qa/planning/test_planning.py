@@ -18,7 +18,7 @@ from esa_cli.models.attachment.layer_traits import list_attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning import model_shape, plan
-from esa_cli.qa.planning.plan import KvCachePlacement
+from esa_cli.qa.planning.plan import puts_kv_cache_on_host
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import check_preset_fits_model, resolve_preset
 from esa_cli.storage.memory_store import RESERVE
@@ -145,14 +145,13 @@ def test_layers_are_counted_as_the_model_counts_them(
     monkeypatch.setattr(plan, "has_separate_memory", lambda device: True)
     method = resolve_preset(load_preset("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(KvCachePlacement(model, method, "host").puts_cache_on_host(10))
+        cache = attached.new_cache(puts_kv_cache_on_host(model, method, "host", 10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.layer_kv_caches] == kept
         assert not any(one.store.is_on_device for one in cache.layer_kv_caches)
         for room, hosted in ((0, True), (1 << 40, False)):
             monkeypatch.setattr(plan, "measure_free_kv_cache_bytes", lambda device, room=room: room)
-            auto = KvCachePlacement(model, method, "auto")
-            cache = attached.new_cache(auto.puts_cache_on_host(100_000))
+            cache = attached.new_cache(puts_kv_cache_on_host(model, method, "auto", 100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.is_on_device for one in cache.layer_kv_caches] == [not hosted] * len(
                 kept
@@ -194,7 +193,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
             allocated += RESERVE * made.reduced_key_width * 4
-    assert made.count_kv_bytes(tokens, 4)[0] + made.count_reduced_key_bytes(tokens, 4) == allocated
+    on_device, _ = made.count_kv_bytes(tokens, 4, on_host=False)
+    assert on_device + made.count_reduced_key_bytes(tokens, 4) == allocated
 
 
 @pytest.fixture

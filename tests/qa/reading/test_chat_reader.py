@@ -32,9 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(ref: str) -> ChatReader:
-    found = ReaderChoice.parse(ref).open_reader("cpu", "float32")
-    assert isinstance(found, ChatReader)
-    return found
+    named = ReaderChoice.parse(ref).ref
+    assert named is not None
+    return ChatReader(models.load(named, device="cpu", dtype="float32"))
 
 
 def prompt(one: ChatReader, *history: Turn, question: str = "When?") -> str:

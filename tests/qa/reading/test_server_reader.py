@@ -257,5 +257,3 @@ def test_addresses_that_are_none(text: str) -> None:
 
 def test_addresses() -> None:
     assert ServerAddress.parse(" http://localhost:1/v1/ ").url == "http://localhost:1/v1"
-    assert ServerAddress.parse("http://[::1]:1/v1").is_local
-    assert not ServerAddress.parse("https://api.example/v1").is_local
