@@ -298,11 +298,7 @@ class SentenceSplitter:
     @cached_property
     def _paragraph_starts(self) -> array[int]:
         """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
-        starts, at = array("q"), self.text.find("\n\n")
-        while at >= 0:
-            starts.append(at + 2)
-            at = self.text.find("\n\n", at + 1)
-        return starts
+        return array("q", (newline.start() + 2 for newline in re.finditer(r"\n(?=\n)", self.text)))
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
@@ -370,8 +366,6 @@ def is_table_row(line: str) -> bool:
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns `start` and `end` without the white space at both ends of `text[start:end]`."""
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    words = text[start:end].lstrip()
+    start = end - len(words)
+    return start, start + len(words.rstrip())

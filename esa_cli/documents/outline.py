@@ -2,8 +2,7 @@
 
 Headings are the chapters that the document's reader has marked, and lines such as `CHAPTER III.`,
 `Erstes Kapitel`, `第三回` or `4.15 Ambient Declarations`. Lines that only begin with a number are
-headings if their numbers ascend and enough text is between them, which lists do not have.
-"""
+headings if their numbers ascend and enough text is between them, which lists do not have."""
 
 from __future__ import annotations
 
@@ -107,18 +106,6 @@ class _Line(NamedTuple):
     is_alone: bool
 
 
-def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
-    """Returns the chapters and sections of a document in the order of the text; `min_gap` of 0 adds
-    the items of lists."""
-    return _find_sections(document.text, document.marks, min_gap)
-
-
-def find_contents(document: Document) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of a document's contents pages and indexes: lines that
-    end in page numbers, or that come again in this order, far from each other, as headings."""
-    return _find_contents(document.text, document.marks)
-
-
 def fold(text: str) -> str:
     """Returns the words of a text in lower case, without accents, with one space between them."""
     if not text.isascii():
@@ -175,16 +162,18 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
 
 
 @lru_cache(maxsize=16)
-def _find_sections(text: str, marks: tuple[Mark, ...], min_gap: int) -> list[Section]:
-    contents = _find_contents(text, marks)
+def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
+    """Returns the chapters and sections of a document in the order of the text; `min_gap` of 0 adds
+    the items of lists."""
+    text, contents = document.text, find_contents(document)
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
 
     def is_in_contents(start: int) -> bool:
         return any(first <= start < end for first, end in contents)
 
-    marked = list(_iterate_marked_headings(marks))
-    found = [one for one in _iterate_heading_lines(text, marks) if one.start < whole]
+    marked = list(_iterate_marked_headings(document.marks))
+    found = [one for one in _iterate_heading_lines(document) if one.start < whole]
     found = [one for one in found if not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     numbered = [one for one in found if not one.kind]
@@ -226,9 +215,9 @@ def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
         last = mark.chapter
 
 
-def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
+def _iterate_heading_lines(document: Document) -> Iterator[Section]:
     """Yields the lines of a text that may be headings, because of how they begin."""
-    is_dense, is_blank, last = _is_dense(text, marks), True, 0
+    text, is_dense, is_blank, last = document.text, _is_dense(document), True, 0
     for found in _LINE.finditer(text[:_MAX_TEXT]):
         line, is_blank = found[0].strip(" \t#"), is_blank or found.start() > last + 1
         before, is_blank, last = is_blank, not line, found.end()
@@ -285,9 +274,9 @@ def _continues(number: str, earlier: str) -> bool:
     return is_same and 0 < int(new[at]) - int(old[at]) <= 2
 
 
-def _is_dense(text: str, marks: Sequence[Mark]) -> bool:
+def _is_dense(document: Document) -> bool:
     """Whether empty lines are rare, but for those between the pages of a PDF."""
-    pages = len({mark.page for mark in marks})
+    text, pages = document.text, len({mark.page for mark in document.marks})
     return (text.count("\n\n") - pages) * _DENSE < text.count("\n")
 
 
@@ -307,11 +296,14 @@ def _make_key(line: str) -> tuple[str, bool]:
 
 
 @lru_cache(maxsize=16)
-def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
+def find_contents(document: Document) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of a document's contents pages and indexes: lines that
+    end in page numbers, or that come again in this order, far from each other, as headings."""
+    text = document.text
     if len(text) > _MAX_TEXT:
         return []
     lines, places = list[_Line](), dict[str, list[int]]()
-    zone, is_dense, last = min(_ZONE, 1000 + len(text) // 8), _is_dense(text, marks), -2
+    zone, is_dense, last = min(_ZONE, 1000 + len(text) // 8), _is_dense(document), -2
     near = zone  # up to this character, contents pages are looked for
     for found in _LINE.finditer(text):
         start, end = found.span()

@@ -2,8 +2,7 @@
 
 A folder stands for all readable files below it, without links, hidden, binary or ignored files
 (`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern. In
-.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
-"""
+.gitignore files, classes such as `[[:alpha:]]` and backslashes in brackets are not supported."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ _ROMAN = (
 
 
 def read_docx(data: bytes, name: str) -> ExtractedText:
-    """Reads the running text of a Word document."""
     zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
     root, etree = zipped.parse_xml("word/document.xml"), import_package("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
@@ -263,7 +262,6 @@ class _WordToHtmlConverter:
             self._blank = True
 
     def _begin_next_section(self) -> None:
-        """Begins a section of a Word document on a new page, unless the section is continuous."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
             self._begin_next_page()

@@ -24,7 +24,6 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
 def read_epub(data: bytes, name: str) -> ExtractedText:
-    """Reads the pages of an EPUB book in reading order."""
     book = ZipDocument(data, name)
     folder, pages, contents = _find_epub_pages(book, name)
     encryption = book.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter

@@ -11,12 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esa_cli.documents.readers.page_ocr import (
-    INSTALL,
-    PageRecogniser,
-    RecognisedPage,
-    describe_recognised_pages,
-)
+from esa_cli.documents.readers import page_ocr
 from esa_cli.documents.readers.pdf_tables import extract_page_text
 from esa_cli.documents.readers.reading_process import SECONDS
 from esa_cli.documents.readers.text_builder import (
@@ -44,7 +39,6 @@ _MAX_LISTED = 12  # pages that a message lists
 
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
-    """Reads all pages of a PDF that have text."""
     pdfium = import_package("pypdfium2", "pypdfium2", name)
     path = "FILE" if name == STDIN else name
     try:
@@ -58,7 +52,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     if has_form:
         document.init_forms()  # must come before the first page is loaded
     pages, pictures, damaged = [], list[int](), list[int]()
-    recogniser, recognised = PageRecogniser(name), dict[int, RecognisedPage]()
+    recogniser, recognised = page_ocr.PageRecogniser(name), dict[int, page_ocr.RecognisedPage]()
     for index in range(len(document)):
         text = ""
         try:
@@ -81,12 +75,12 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
         raise DocumentError(
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
-            f"read the pages by OCR: {INSTALL}, or: ocrmypdf {path} text.pdf",
+            f"read the pages by OCR: {page_ocr.INSTALL}, or: ocrmypdf {path} text.pdf",
         )
     signs = enumerate((len(_UNKNOWN.findall(page)) / max(1, len(page)) for page in pages), 1)
     unknown = [number for number, share in signs if share > _MAX_UNKNOWN]
-    missing = [describe_recognised_pages(recognised)] if recognised else []
-    how = INSTALL if not recogniser.installed else "ocrmypdf"
+    missing = [page_ocr.describe_recognised_pages(recognised)] if recognised else []
+    how = page_ocr.INSTALL if not recogniser.installed else "ocrmypdf"
     how = f"{SECONDS}=3600 gives OCR more time" if recogniser.stopped else f"OCR: {how}"
     for numbers, what in (
         (pictures, f"no text, only pictures ({how})"),

@@ -72,6 +72,5 @@ class ZipDocument:
 
 
 def make_password_error(document_name: str) -> DocumentError:
-    """Returns the error for a document that is protected by a password."""
     hint = "open the document, save it without a password, and name the new file"
     return DocumentError(f"{label_document(document_name)} is protected by a password", hint)
