@@ -125,7 +125,6 @@ class Document:
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
     """Reads the document at a path and extracts its text; "-" reads `stdin`, by default sys.stdin.
-
     Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, larger than
     `limit` bytes, empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
@@ -194,10 +193,9 @@ def read_documents(
     sources: Sequence[str], stdin: IO[Any] | None = None, say: Callable[[str], None] = warnings.warn
 ) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
-    `say` is called with a message for each file or folder that is left out.
-
-    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
-    that was named cannot be read, or none of the documents can be read."""
+    `say` is called with a message for each file or folder that is left out. Raises UsageError:
+    `sources` is empty, or has "-" more than once. DocumentError: a document that was named cannot
+    be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     files = find_files(sources)
@@ -259,7 +257,6 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
 
 
 def _suggest_path(missing_path: str) -> str:
-    """Returns a hint for a missing file, such as the existing path with the most similar name."""
     import difflib
 
     if missing_path.startswith(("http://", "https://")):

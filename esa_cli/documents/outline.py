@@ -163,8 +163,7 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
 
 @lru_cache(maxsize=16)
 def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
-    """Returns the chapters and sections of a document in the order of the text; `min_gap` of 0 adds
-    the items of lists."""
+    """Returns a document's chapters and sections in order; a `min_gap` of 0 adds items of lists."""
     text, contents = document.text, find_contents(document)
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
@@ -204,8 +203,7 @@ def _choose_level(kind: str, number: str) -> int:
 
 
 def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
-    """Yields the headings that the reader of a format has marked. Levels that are all the same say
-    nothing, and numbers count."""
+    """Yields the headings that a reader has marked; if all have one level, their numbers count."""
     last, has_levels = None, len({mark.level for mark in marks if mark.level}) > 1
     for mark in marks:
         if mark.chapter and mark.chapter != last:

@@ -61,7 +61,6 @@ class LeftOutFiles(NamedTuple):
 
     @property
     def message(self) -> str:
-        """Returns a message for users that says which files are left out and why."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
@@ -250,7 +249,6 @@ class GitignoreRules:
                 self.add_folder_rules(str(folder))
 
     def add_folder_rules(self, folder_path: str) -> None:
-        """Adds the rules of the .gitignore file in `folder_path`, if there is such a file."""
         path = os.path.join(folder_path, ".gitignore")
         data = b""
         # Only a regular file is read, because a pipe or a device may have no end.

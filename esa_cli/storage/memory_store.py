@@ -67,8 +67,7 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 class GrowingRowMatrix:
     """A matrix of `width` columns to which rows are appended. On the CPU, the rows are stored in
     several tensors (segments), which are never copied, so a document never needs twice its memory.
-    On a GPU, all rows are in one tensor, for `expected` rows at first; a full tensor is copied into
-    a longer tensor."""
+    On a GPU, one tensor has all rows, at first `expected` rows, and is copied when it is full."""
 
     def __init__(
         self, width: int, dtype: torch.dtype, device: torch.device, expected: int = 0
@@ -387,11 +386,9 @@ class PrefilledDocument:
 
 
 class ConcatenatedProjections(Projection):
-    """The projections of concatenated documents, each of which has reduced its own keys. A question
-    follows the last document, whose projection reduces the keys of the question.
-
-    Args:
-        starts: the position of each document's first token."""
+    """The projections of concatenated documents, each of which has reduced its own keys; `starts`
+    has the position of each document's first token. A question follows the last document, whose
+    projection reduces the keys of the question."""
 
     def __init__(self, starts: Sequence[int], projections: Sequence[Projection]) -> None:
         self.starts, self.projections = starts, projections

@@ -90,8 +90,7 @@ def replace_atomically(
     path: Path, temp_path: Path | None = None, *, durable: bool = False
 ) -> Iterator[Path]:
     """Yields a temporary path, and renames the temporary file to `path` when the block ends without
-    an error. If the block fails, `path` is unchanged and the temporary file is removed. Raises
-    OSError.
+    an error; else `path` is unchanged and the temporary file is removed. Raises OSError.
 
     Args:
         path: a file, or a folder that does not exist.

@@ -198,7 +198,6 @@ class _WordToHtmlConverter:
         self.page: int | None = (first or 1) if marked else None
 
     def convert_elements_to_html(self, root: Any) -> None:
-        """Renames the Word elements of a tree to HTML elements, without text that Word hides."""
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)

@@ -15,14 +15,9 @@ from email.message import EmailMessage
 from pathlib import PurePath
 from typing import Any
 
-from esa_cli.documents.readers import plain_text, reader_registry
+from esa_cli.documents.readers import plain_text, reader_registry, text_builder
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    label_document,
-    shorten_name_list,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label_document
 from esa_cli.errors import DocumentError
 
 _SHOWN_FIELDS = ("From", "To", "Cc", "Date", "Subject")
@@ -72,11 +67,10 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
         raise DocumentError(problem, hint)
     writer = _MailReader(name)
     writer.write_mail_message(message)
-    attached = shorten_name_list(writer.attached, _MAX_NAMES)
+    attached = text_builder.shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
-    missing += writer.notes
-    for what, count in writer.missing.items():
-        missing.append(f"{what}: {count}" if count > 1 else what)
+    counts = writer.missing.items()
+    missing += [*writer.notes, *(f"{what}: {n}" if n > 1 else what for what, n in counts)]
     return writer.out.result(missing)
 
 

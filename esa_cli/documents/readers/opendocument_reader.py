@@ -20,11 +20,11 @@ _SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "
     "svg": f"{_OASIS}svg-compatible:1.0",
     "fo": f"{_OASIS}xsl-fo-compatible:1.0",
 }
+_PREFIXES = {space: prefix for prefix, space in _SPACES.items()}
 _HTML_TAGS = {
-    "text:p": "p", "text:list": "ul", "text:list-item": "li",
-    "text:list-header": "div", "table:table": "table", "table:table-row": "tr",
-    "table:table-cell": "td",
-    "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
+    "text:p": "p", "text:list": "ul", "text:list-item": "li", "text:list-header": "div",
+    "text:line-break": "br", "table:table": "table", "table:table-header-rows": "thead",
+    "table:table-row": "tr", "table:table-cell": "td", "draw:text-box": "div",
 }  # fmt: skip
 """Tag -> that of HTML; all others become spans."""
 _NOT_SHOWN = (
@@ -73,7 +73,9 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
         _replace_content(note, f" [note: {' '.join(' '.join(texts).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
-        tag, style = _get_prefixed_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
+        space, _, local = element.tag.removeprefix("{").partition("}")
+        tag = f"{_PREFIXES.get(space, '')}:{local}"
+        style = element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
         if tag == "text:h":
             level = element.get(f"{{{_SPACES['text']}}}outline-level", "1")
@@ -94,12 +96,6 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
             element.set("role", "doc-pagebreak")
             element.set("title", str(page))
         begun = begun or bool((element.text or "").strip())
-
-
-def _get_prefixed_tag(element: Any) -> str:
-    """Returns an element's tag, with the usual prefix of its namespace if the prefix is known."""
-    space, _, local = element.tag.removeprefix("{").partition("}")
-    return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
 
 
 def _replace_content(element: Any, text: str) -> None:

@@ -20,7 +20,6 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 
 class ZipDocument:
     """The files inside a zipped document, none of which is larger than the zip's directory says.
-
     Raises DocumentError: the document is an old Office file, has a password, or is too large."""
 
     def __init__(self, data: bytes, name: str) -> None:

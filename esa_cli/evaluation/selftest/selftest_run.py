@@ -11,14 +11,8 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, ask_unanswered_questions
 from esa_cli.evaluation.selftest import run_plan
-from esa_cli.evaluation.tasks import TASKS
-from esa_cli.evaluation.tasks.task_sample import (
-    Haystack,
-    PlantedFact,
-    TaskDocument,
-    TaskQuestion,
-    TaskRequest,
-)
+from esa_cli.evaluation.tasks import TASKS, task_sample
+from esa_cli.evaluation.tasks.task_sample import Haystack, PlantedFact, TaskDocument, TaskQuestion
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
@@ -164,11 +158,9 @@ class SelftestRun:
                 SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
+            journal, show = self.journal, self.listener.show_answer
             return ask_unanswered_questions(
-                documents,
-                self.journal,
-                deadline=self.deadline,
-                on_result_row=self.listener.show_answer,
+                documents, journal, deadline=self.deadline, on_result_row=show
             )
 
     def count_tokens(self, text: str) -> int:
@@ -182,7 +174,7 @@ class SelftestRun:
     def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
         """Yields documents of about `document_tokens` tokens. Raises UsageError."""
         settings = self.settings
-        request = TaskRequest(
+        request = task_sample.TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
         return TASKS[test_name].samples(request)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     plant_sentences,
     plant_sentences_in_haystack,
 )
+from esa_cli.system.jsonl import read_json_lines
 
 LONGEST = 24
 FOLDER = Path(__file__).parent
@@ -41,22 +41,18 @@ class Needle(NamedTuple):
     answers: tuple[str, ...]
 
 
-@cache
-def load_needles() -> tuple[Needle, ...]:
-    lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
-    return tuple(
-        Needle(number, row["needle"], row["question"], tuple(row["answers"]))
-        for number, row in enumerate(map(json.loads, lines), 1)
-    )
+NEEDLES = [
+    Needle(number, row["needle"], row["question"], tuple(row["answers"]))
+    for number, row in enumerate(read_json_lines(FOLDER / "needles.jsonl"), 1)
+]
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
     """Takes a needle for each requested question from the top of the file of needles, and shuffles
     the needles by the request's seed. Raises UsageError: the file has too few needles."""
-    needles = load_needles()
-    check_sample_count(request, len(needles), "ask for fewer --samples; esa has no more needles")
+    check_sample_count(request, len(NEEDLES), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
-    return dice.draw_items(needles[: request.samples], request.samples)
+    return dice.draw_items(NEEDLES[: request.samples], request.samples)
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
@@ -102,8 +98,6 @@ GUIDE = (
 JOINT = "、"
 SHARED_QUESTIONS = 8
 """The largest number of questions about one document, since there are no more needles."""
-
-
 KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
 """Templates of needles; `first` and `second` list the values of {arg1} and {arg2}."""
 

@@ -94,7 +94,6 @@ class DocumentWriter:
 
     @property
     def stored_token_count(self) -> int:
-        """Number of the document's tokens whose KV cache is on disk already."""
         return sum(segment.tokens for segment in self.segments)
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
@@ -148,12 +147,10 @@ class DocumentWriter:
         self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
         head: int = 0, provenance: dict[str, Any] | None = None,
     ) -> LibraryEntry:  # fmt: skip
-        """Writes the document's text, tokens and manifest, and returns the document's entry. Raises
-        ValueError: segments or offsets are missing. DiskError: the disk is full.
-
-        Args:
-            offsets: (n, 2), first character and end of each token in `text`.
-            marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
+        """Writes the document's text, tokens and manifest, and returns the document's entry.
+        `offsets` (n, 2) are the first character and the end of each token in `text`, `marks` and
+        `provenance` JSON data, and `head` the number of the prompt's tokens. Raises ValueError:
+        segments or offsets are missing. DiskError: the disk is full."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
         if not len(self.ids) == self.stored_token_count == len(offsets):

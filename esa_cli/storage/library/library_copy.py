@@ -149,8 +149,7 @@ def pull_documents(
 
     Args:
         id_prefixes: beginnings of documents' ids; by default all documents are copied.
-        progress: called with the numbers of documents done and of all documents.
-        on_wait: called while another process holds a document's lock."""
+        progress: as in `push_documents`. on_wait: called while a document is locked elsewhere."""
     refuse_url_as_copy_place(source_path)
     source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
@@ -274,7 +273,6 @@ def _convert_source_errors(place: str, paths: LibraryPaths, key: str, path: Path
 
 
 def _make_relative_path(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a library's file relative to the library's folder, with slashes."""
     return path.relative_to(paths.root).as_posix()
 
 
