@@ -431,9 +431,7 @@ def make_step(
     return step
 
 
-def advance(
-    step: Step, new_tokens: int = 8, *, decoding: bool = False, removed_tokens: int = 0
-) -> Step:
+def advance(step: Step, new_tokens: int = 8, *, removed_tokens: int = 0) -> Step:
     """Makes a `Step` for random tokens that follow the tokens of an earlier step."""
     store = step.store
     if removed_tokens:
@@ -446,7 +444,7 @@ def advance(
         torch.randn(rows, new_tokens, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)
     )
-    step = replace(_make_step_for_chunk(step, len(store), queries), decoding=decoding)
+    step = _make_step_for_chunk(step, len(store), queries)
     store.append(keys, values)
     _append_reduced_keys(step)
     return step

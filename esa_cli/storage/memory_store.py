@@ -28,6 +28,8 @@ FIRST_SEGMENT, LAST_SEGMENT, GROWTH = 1024, 16384, 1.25
 """Rows of the first and of the longest segment on the CPU; growth factor of a segment on a GPU."""
 RESERVE = 2048
 """Number of rows that a GPU reserves after a document for questions and answers."""
+Blocks = Iterator[tuple[int, Tensor]]
+"""The number of the first row or token of each block, and the block."""
 
 
 def has_separate_memory(device: torch.device) -> bool:
@@ -108,7 +110,7 @@ class GrowingRowMatrix:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _iterate_segment_views(self, first_row: int, end_row: int) -> Iterator[tuple[int, Tensor]]:
+    def _iterate_segment_views(self, first_row: int, end_row: int) -> Blocks:
         """Yields (number of the first row, view of the rows) for each segment of a row range."""
         for part, low, high in divide_range([*self._starts, self.row_capacity], first_row, end_row):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -128,9 +130,7 @@ class GrowingRowMatrix:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
-    def iterate_row_blocks(
-        self, first_row: int, end_row: int, max_rows: int
-    ) -> Iterator[tuple[int, Tensor]]:
+    def iterate_row_blocks(self, first_row: int, end_row: int, max_rows: int) -> Blocks:
         """Yields (number of the first row, view of up to `max_rows` rows) for a range of rows."""
         for at, view in self._iterate_segment_views(first_row, end_row):
             for low in range(0, view.shape[0], max_rows):
@@ -202,7 +202,7 @@ class MemoryKVStore:
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         for at, rows in self._rows.iterate_row_blocks(start, stop, max_tokens):
             keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
@@ -217,9 +217,7 @@ class MemoryKVStore:
             self._features = GrowingRowMatrix(width, dtype, reduced_keys.device, self._expected)
         self._features.append_rows(reduced_keys)
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         assert self._features is not None, "the store must have reduced keys"
         yield from self._features.iterate_row_blocks(start, stop, max_tokens)
 
@@ -317,7 +315,7 @@ class KVStoreChain:
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, keys in store.key_blocks(low, high, max_tokens, groups):
                 yield at - low + begin, keys
@@ -329,9 +327,7 @@ class KVStoreChain:
                 return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, features in store.get_reduced_blocks(low, high, max_tokens):
                 yield at - low + begin, features

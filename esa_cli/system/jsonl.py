@@ -79,7 +79,7 @@ class ResultsFile(JsonLinesFile):
 
     def __init__(
         self, path: Path | None, header: Row, *, fixed_fields: Sequence[str],
-        key_fields: Sequence[str], describe_invalid_row: Callable[[Row], str] | None = None,
+        key_fields: Sequence[str], describe_invalid_row: Callable[[Row], str] = lambda row: "",
         other_shards: Iterable[Path] = (),
     ) -> None:  # fmt: skip
         super().__init__(path, header)
@@ -122,8 +122,7 @@ class ResultsFile(JsonLinesFile):
             if number == 1:
                 raise _make_foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key_fields if name not in row]
-            describe = self._describe_invalid_row
-            if wrong := lacks[0] if lacks else describe and describe(row):
+            if wrong := lacks[0] if lacks else self._describe_invalid_row(row):
                 message = f"{path}: the row in line {number} is incomplete: {wrong}"
                 hint = f"delete line {number} of {path}, or choose another file with --out"
                 raise DocumentError(message, hint)

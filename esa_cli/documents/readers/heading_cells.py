@@ -21,11 +21,9 @@ def mark_heading_cells(root: Any) -> None:
         cells = [[*row.iter("td")] for row in rows]
         if len(rows) < 2 or len(cells[0]) < 2:
             continue
-        first, second = (
-            row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows[:2]
-        )
+        marked = [row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows]
         texts = [["".join(cell.itertext()).strip() for cell in row] for row in cells]
-        if (first and not second) or has_names_above_numbers(texts):
+        if (marked[0] and not marked[1]) or has_names_above_numbers(texts):
             for cell in cells[0]:
                 cell.tag = "th"
 

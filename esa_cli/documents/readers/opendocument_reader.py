@@ -60,11 +60,8 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
 
 def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> None:
     """Renames OpenDocument elements to HTML elements, and sets page numbers where pages begin."""
-    styles = {
-        _get_style_name(style): style
-        for root in reversed(roots)
-        for style in _find_elements(root, _STYLE)
-    }
+    paragraphs = [style for root in reversed(roots) for style in _find_elements(root, _STYLE)]
+    styles = {_get_style_name(style): style for style in paragraphs}
     raised = {_get_style_name(style) for root in roots for style in _find_elements(root, _RAISED)}
     for element in _find_elements(body, _NOT_SHOWN):
         _replace_content(element, "")

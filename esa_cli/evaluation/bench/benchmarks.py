@@ -370,10 +370,8 @@ def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow
             drawn.append(row)
         if len(drawn) == count:
             return drawn
-    raise DocumentError(
-        f"{NEEDLES} has fewer than {count} English needles with different arg1 and arg2",
-        f"download NeedleBench's official files: {NEEDLE_SOURCE}",
-    )
+    message = f"{NEEDLES} has fewer than {count} English needles with different arg1 and arg2"
+    raise DocumentError(message, f"download NeedleBench's official files: {NEEDLE_SOURCE}")
 
 
 def _make_benchmark_tasks(task_table: TaskTable, group_title: str) -> tuple[BenchTask, ...]:

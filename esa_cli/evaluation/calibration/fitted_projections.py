@@ -316,6 +316,5 @@ def refuse_to_overwrite_foreign_file(path: Path) -> None:
     except PresetError:
         is_ours = False
     if not is_ours:
-        raise UsageError(
-            f"{path} exists, but `esa calibrate` did not write it", "give --out another path"
-        )
+        message = f"{path} exists, but `esa calibrate` did not write it"
+        raise UsageError(message, "give --out another path")

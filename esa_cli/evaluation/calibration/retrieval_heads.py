@@ -285,9 +285,8 @@ def find_retrieval_heads(
                 question_progress(question_index + 1, len(asked))
             return votes
 
-        ranked = [
-            collect_head_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
-        ]
+        ranking = [collect_head_votes(at, question) for at, question in enumerate(first)]
+        ranked = [votes.find_heads_hitting_needle() for votes in ranking]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         best = rank_heads(found, found, margin)[:MAX_HEADS]

@@ -95,9 +95,8 @@ def find_token_positions(
 ) -> range:
     """Returns the positions in the prompt of the tokens that cover the characters from `text_start`
     to `text_end` of a document. The prompt has `tokens_before` tokens before the document."""
-    inside = [
-        at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
-    ]
+    tokens = enumerate(token_offsets)
+    inside = [at for at, (low, high) in tokens if high > text_start and low < text_end]
     return range(inside[0] + tokens_before, inside[-1] + 1 + tokens_before) if inside else range(0)
 
 
@@ -121,10 +120,8 @@ def make_passage_recall_fields(
         round(sum(compute_fact_share_in_passages(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {
-        "recall": {"mean": shown, "read": read},
-        "why": _explain_missed_answer(score, read >= IN_VIEW),
-    }
+    why = _explain_missed_answer(score, read >= IN_VIEW)
+    return {"recall": {"mean": shown, "read": read}, "why": why}
 
 
 def count_tokens(tokenizer: Any, text: str) -> int:
@@ -318,16 +315,14 @@ class SelftestAnswerer:
                 "prompt": prompt.render_question(question.text, question.prime),
                 **make_layer_recall_fields(score, shares),
             }
+        peak = measure_peak_memory(str(session.model.device))
         return {
             # The mean depth of several facts would be a depth without a fact.
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
             "expected": list(question.answers),
             "answer": reply.text,
             "score": score,
-            "memory": {
-                "kept_bytes": stored,
-                "peak_bytes": measure_peak_memory(str(session.model.device)),
-            },
+            "memory": {"kept_bytes": stored, "peak_bytes": peak},
             "time": {
                 "ask_s": round(reply.total_s, 3), "first_token_s": round(reply.first_token_s, 3),
                 "read_s": round(self._read_s, 2),

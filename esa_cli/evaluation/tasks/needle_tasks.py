@@ -57,10 +57,8 @@ def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     return tuple(
-        TaskQuestion(
-            f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
-        )
-        for fact, needle in enumerate(needles)
+        TaskQuestion(f"needle-{number:02}", question, answers, (fact,), LONGEST)
+        for fact, (number, _, question, answers) in enumerate(needles)
     )
 
 
@@ -74,10 +72,8 @@ def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
 def plant_needles_in_user_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `own`, which is the user's whole text with needles."""
     if not request.haystack.text:
-        raise UsageError(
-            f"the self-test `own` needs a text of yours, not {request.haystack.name}",
-            "give the text file or folder with --haystack",
-        )
+        message = f"the self-test `own` needs a text of yours, not {request.haystack.name}"
+        raise UsageError(message, "give the text file or folder with --haystack")
     needles = choose_shuffled_needles(request)
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)

@@ -321,10 +321,8 @@ class Library:
     def store_word_index(self, entry: LibraryEntry, payload: bytes) -> None:
         """Stores a document's word index, unless another process holds the document's lock."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
-        with (
-            suppress(LibraryError, ResourceError, OSError),
-            self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock),
-        ):
+        lock = self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock)
+        with suppress(LibraryError, ResourceError, OSError), lock:
             if self._paths.has_document(entry.key):
                 disk.write_checksummed_file(path, "words", owner + payload, entry.key)
 

@@ -212,10 +212,8 @@ def _copy_document(
                 try:  # another document or a stopped copy may have left the file
                     verify_document_file(path, path, entry)
                 except LibraryError:
-                    with (
-                        _convert_source_errors(source.place, target, key, path),
-                        disk.create_file_atomically(path, key) as file,
-                    ):
+                    convert_errors = _convert_source_errors(source.place, target, key, path)
+                    with convert_errors, disk.create_file_atomically(path, key) as file:
                         for chunk in source.read_file_chunks(_make_relative_path(target, path)):
                             file.write(chunk)
                             copied += len(chunk)

@@ -4,7 +4,7 @@ After each segment of the KV cache, the states of the model's recurrent layers a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
 from esa_cli.storage.library.packed_files import Projections, RecurrentStates, State
-from esa_cli.storage.memory_store import BLOCK, CPU, KVStoreChain, KVStoreSlice
+from esa_cli.storage.memory_store import BLOCK, CPU, Blocks, KVStoreChain, KVStoreSlice
 
 
 class SegmentKVStore(document_files.KVSegmentLayer):
@@ -52,7 +52,7 @@ class SegmentKVStore(document_files.KVSegmentLayer):
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         records = self.read_encoded_tokens(start, stop)
         for low in range(0, stop - start, max_tokens):
             block = records[low : low + max_tokens]
@@ -64,9 +64,7 @@ class SegmentKVStore(document_files.KVSegmentLayer):
     def reduced_key_count(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         assert stop <= self.reduced_key_count, "all tokens must have reduced keys"
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
