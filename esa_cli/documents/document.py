@@ -92,22 +92,17 @@ class TextLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A document's text with \\n line endings, and the file from which the text was read.
-
-    Args:
-        source: the path as the user gave it, or "-" for standard input.
-        encoding, marks, missing: as in `ExtractedText`.
-        bytes: the length of the file.
-        stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
+    """A document's text with \\n line endings, and the file from which the text was read;
+    `encoding`, `marks` and `missing` are as in `ExtractedText`."""
 
     name: str
     text: str
-    source: str
+    source: str  # the path as the user gave it, or "-" for standard input
     encoding: str
-    bytes: int
+    bytes: int  # the length of the file
     marks: tuple[Mark, ...] = ()
     missing: tuple[str, ...] = ()
-    stamp: str | None = field(default=None, compare=False)
+    stamp: str | None = field(default=None, compare=False)  # `compute_file_stamp` before reading
 
     def place(self, offset: int) -> TextLocation:
         """Returns the page, line and chapter of the character at `offset` in the text."""

@@ -78,23 +78,16 @@ _NOT_WORD = re.compile(r"[\W_]+")
 
 
 class Section(NamedTuple):
-    """A chapter or section of a document.
+    """A chapter or section of a document: the characters [start, end), with the heading."""
 
-    Args:
-        heading: its heading, as in the document. title: the heading without kind and number.
-        kind: what the heading calls it, in English, such as `chapter`, or "".
-        number: such as `3` or `4.15`, or "". level: sections contain those of higher levels.
-        start, end: characters [start, end) of the document, with its heading.
-        is_contents: whether it is a contents page or an index."""
-
-    heading: str
-    title: str
-    kind: str
-    number: str
-    level: int
+    heading: str  # as in the document
+    title: str  # the heading without kind and number
+    kind: str  # what the heading calls it, in English, such as `chapter`, or ""
+    number: str  # such as `3` or `4.15`, or ""
+    level: int  # sections contain those of higher levels
     start: int
     end: int = 0
-    is_contents: bool = False
+    is_contents: bool = False  # whether it is a contents page or an index
 
 
 class _Line(NamedTuple):

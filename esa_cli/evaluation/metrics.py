@@ -30,8 +30,7 @@ def import_benchmark_library(module_name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
-        package = module_name.partition(".")[0]
-        message = f"the benchmark's score needs the package {package}, which is not installed"
+        message = f"the benchmark's score needs the package {module_name}, which is not installed"
         raise UsageError(message, "run: pip install 'esa-cli[bench]'") from error
 
 

@@ -46,8 +46,6 @@ def _has_digit(text: str) -> bool:
 
 def format_rows(rows: list[list[str]]) -> str:
     """Returns a line `name: value; name: value` for each row below the first, which has names."""
-    lines = []
-    for row in rows[1:]:
-        named = zip(rows[0], row, strict=True)
-        lines.append("; ".join(f"{n}: {cell}" if n else cell for n, cell in named if cell))
-    return "\n".join(lines)
+    named = (zip(rows[0], row, strict=True) for row in rows[1:])
+    cells = ([f"{name}: {cell}" if name else cell for name, cell in row if cell] for row in named)
+    return "\n".join(map("; ".join, cells))

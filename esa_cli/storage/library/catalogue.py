@@ -109,7 +109,7 @@ def _encode_text_with_lone_surrogates(value: Any) -> Any:
 
 def _decode_file_record(row: Iterable[Any]) -> FileRecord:
     values = (one.decode(errors="surrogatepass") if isinstance(one, bytes) else one for one in row)
-    return FileRecord(*values)
+    return FileRecord._make(values)
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"

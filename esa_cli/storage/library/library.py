@@ -272,10 +272,8 @@ class Library:
         disk, from which the next ingest resumes. Raises DiskError: the document does not fit on
         the disk. LibraryError: the library cannot be written, or the document is damaged.
 
-        Args:
-            make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
-            ids: all token ids. on_wait: called while another process holds the document's lock.
-            state_bytes: number of bytes of the model's recurrent states."""
+        `make_writer` is `DocumentWriter` or, for a KV cache, `KVCacheWriter`. `on_wait` is called
+        while another process holds the lock; `state_bytes` is the size of all recurrent states."""
         paths = self._paths
         paths.create_library_folders()
         with paths.hold_lock(key, on_wait):
@@ -480,9 +478,8 @@ def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
     """Deletes files of a library in the given order, and returns the number of bytes freed."""
     freed = 0
     for path in files:
-        size = disk.get_file_size(path)
+        freed += disk.get_file_size(path)
         path.unlink(missing_ok=True)
-        freed += size
         if path.suffix == ".doc":
             disk.flush_folder_to_disk(paths.documents)
     for folder in {path.parent for path in files}:

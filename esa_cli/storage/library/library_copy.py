@@ -143,13 +143,11 @@ def pull_documents(
     library: Library, source_path: str, id_prefixes: Sequence[str] = (),
     progress: Progress | None = None, on_wait: Callable[[], None] | None = None,
 ) -> LibraryCopyResult:  # fmt: skip
-    """Copies documents from another library's folder or from an archive file into the library.
-    Raises LibraryError: the place is not a library. UsageError: no document has a chosen id.
-    DiskError: the disk is full.
-
-    Args:
-        id_prefixes: beginnings of documents' ids; by default all documents are copied.
-        progress: as in `push_documents`. on_wait: called while a document is locked elsewhere."""
+    """Copies documents from another library's folder or from an archive file into the library, by
+    default all, else those whose ids begin with one of `id_prefixes`. `progress` is as in
+    `push_documents`, and `on_wait` is called while another process holds a document's lock. Raises
+    LibraryError: the place is not a library. UsageError: no document has a chosen id. DiskError:
+    the disk is full."""
     refuse_url_as_copy_place(source_path)
     source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
