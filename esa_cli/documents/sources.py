@@ -52,12 +52,11 @@ class DocumentFilePath(NamedTuple):
 
 
 class LeftOutFiles(NamedTuple):
-    """One file, or several files of a folder or pattern, that are not read, and the reason `why`;
-    `files` counts the others, which are read."""
+    """One file, or several files of a folder or pattern, that are not read."""
 
     source: str
-    why: str
-    files: int | None = None
+    why: str  # the reason
+    files: int | None = None  # the number of the other files, which are read
 
     @property
     def message(self) -> str:
@@ -73,13 +72,11 @@ class LeftOutFiles(NamedTuple):
 @dataclass(frozen=True)
 class InputFiles:
     """The files to be read for given names of documents, in order, and the files that are left out.
-
-    A file that is named twice occurs twice; folders and patterns only add files that are new.
-    `divided` says that other processes (shards) read other files of the same folders."""
+    A file that is named twice occurs twice; folders and patterns only add files that are new."""
 
     sources: tuple[DocumentFilePath, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
-    divided: bool = False
+    divided: bool = False  # whether other processes (shards) read other files of the same folders
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ READERS: PluginRegistry[type] = PluginRegistry("reader")
 
 class PluginReader(Protocol):
     """A plugin's reader of one document format; `what` is the name of the format in messages.
-
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
     true, `sniff` alone chooses the reader by the content, and the file's name does not count."""
 

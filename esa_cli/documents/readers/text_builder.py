@@ -42,7 +42,6 @@ class ExtractedText:
 
 class TextBuilder:
     """Builds the text of a document, and the marks of pages and chapters, from pieces of text.
-
     Callers set `page`, `chapter` and `level` before the first text of a page or chapter. `left_out`
     counts omitted pictures, charts and other contents by their name in the plural."""
 

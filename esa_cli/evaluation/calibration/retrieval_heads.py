@@ -67,7 +67,6 @@ def find_needle_hits_and_margins(
     vote_sums: Tensor, needle: range, middle_tokens: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
     """Returns for each head or set of heads (X,) if the votes find the needle, and by which margin.
-
     A head finds the needle if the window with the head's most votes, once the window is centred on
     these votes, contains the needle. A head's margin is a / (a + b), where a are the most votes for
     a window that contains the needle, and b the most votes for a window without the needle."""

@@ -131,7 +131,6 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 @dataclass
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
-
     `listener` has `show_prefill(test, length, methods, tokens)`, which returns a callback for
     progress, `show_answer(row)`, and `warn(text)` for a part that is left out."""
 

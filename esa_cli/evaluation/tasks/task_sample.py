@@ -63,10 +63,8 @@ class TaskQuestion:
 
     key: str  # a name that identifies the question among the document's questions
     text: str
-    answers: tuple[str, ...]
-    """Answers that are accepted, or texts that the score looks for one by one."""
-    facts: tuple[int, ...]
-    """The indices of the facts that answer the question, among the document's facts."""
+    answers: tuple[str, ...]  # those accepted, or texts that the score looks for one by one
+    facts: tuple[int, ...]  # the indices of the facts that answer, among the document's facts
     max_new_tokens: int
     prime: str = ""  # the start of the answer, which the model continues
     data: Mapping[str, Any] = field(default_factory=dict)  # further values for computing the score
@@ -83,8 +81,7 @@ class TaskDocument:
     facts: tuple[PlantedFact, ...]
     questions: tuple[TaskQuestion, ...]
     before: str = ""  # the prompt's text before the document
-    after: str | None = None
-    """The prompt's text after the document, with {question}; None: the preset's prompt is used."""
+    after: str | None = None  # after the document, with {question}; None: the preset's prompt
 
 
 @dataclass(frozen=True)
@@ -92,8 +89,7 @@ class TaskRequest:
     """A request for the documents and questions of a self-test."""
 
     length: int  # the number of tokens in a document
-    count_tokens: TokenCounter
-    """The same function in all requests, since the haystack caches counts by function."""
+    count_tokens: TokenCounter  # the same in all requests, since the haystack caches counts by it
     haystack: Haystack
     samples: int  # the number of questions
     seed: int

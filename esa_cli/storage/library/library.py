@@ -271,7 +271,6 @@ class Library:
         document. If the `with` block ends without `finish_document`, complete segments stay on
         disk, from which the next ingest resumes. Raises DiskError: the document does not fit on
         the disk. LibraryError: the library cannot be written, or the document is damaged.
-
         `make_writer` is `DocumentWriter` or, for a KV cache, `KVCacheWriter`. `on_wait` is called
         while another process holds the lock; `state_bytes` is the size of all recurrent states."""
         paths = self._paths

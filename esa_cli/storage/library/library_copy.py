@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, get_first_line
 from esa_cli.storage.library import disk, document_files
@@ -26,6 +25,8 @@ from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
 CHUNK_BYTES = 1 << 22
+FileByteRange = tuple[Path, int, int]
+"""Where a library's file is: in the archive or file `path`, from byte `start`, `size` bytes."""
 
 
 class DamagedSourceError(LibraryError):
@@ -40,14 +41,6 @@ class LibraryCopyResult:
     already_there: int = 0  # number of documents that the target library had before
     bytes: int = 0
     failed: list[LibraryError] = field(default_factory=list)
-
-
-class FileByteRange(NamedTuple):
-    """The place of a library's file: a range of bytes in an archive, or the whole file `path`."""
-
-    path: Path
-    start: int
-    size: int
 
 
 class SourceLibrary:
@@ -93,7 +86,7 @@ def _list_folder_files(library_folder: str) -> dict[str, FileByteRange]:
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{library_folder} is not a library of esa", hint)
     return {
-        _make_relative_path(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
+        _make_relative_path(paths, path): (path, 0, disk.get_file_size(path))
         for path in paths.list_all_files()
     }
 
@@ -111,7 +104,7 @@ def _list_archive_files(archive_path: str) -> dict[str, FileByteRange]:
         end = file.read(1024)
         if len(end) < 1024 or any(end) or not all(member.isfile() for member in members):
             raise tarfile.ReadError("the archive is cut off or damaged")
-    return {member.name: FileByteRange(path, member.offset_data, member.size) for member in members}
+    return {member.name: (path, member.offset_data, member.size) for member in members}
 
 
 def push_documents(
