@@ -23,7 +23,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     book = ZipDocument(data, name)
     folder, pages, contents = _find_epub_pages(book, name)
     encryption = book.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
-    encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
+    encrypted = encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
         hint = "ask the seller for a copy of the book without DRM"
         raise DocumentError(f"{label_document(name)} is locked (DRM): its text is encrypted", hint)

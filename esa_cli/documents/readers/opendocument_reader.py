@@ -49,7 +49,7 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
     if comments := len(_find_elements(body, "//office:annotation")):
         out.left_out["comments in the margin"] = comments
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
-    _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
+    _rename_elements_to_html(body, [content, styles], out)
     etree = import_package("lxml.etree", "lxml", name)
     mark_heading_cells(body)
     out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _HEADER_LINES))
@@ -117,4 +117,4 @@ def _get_style_name(style: Any) -> str:
 
 
 def _find_elements(element: Any, xpath: str) -> Any:
-    return [] if element is None else element.xpath(xpath, namespaces=_SPACES)
+    return element.xpath(xpath, namespaces=_SPACES)

@@ -58,8 +58,10 @@ class ZipDocument:
         return etree.fromstring(self._read_xml_bytes(file_name), parser)
 
     def parse_xml_if_any(self, file_name: str) -> Any:
-        """Returns the root element of an XML file, or None if the document lacks the file."""
-        return self.parse_xml(file_name) if file_name in self.names else None
+        """Returns the root element of an XML file, or an empty one if the document has no such."""
+        if file_name in self.names:
+            return self.parse_xml(file_name)
+        return import_package("lxml.etree", "lxml", self._name).Element("empty")
 
     def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
         """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
