@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -431,9 +431,6 @@ def concatenate_documents(
 
 def locate_document_texts(documents: Sequence[PrefilledDocument]) -> list[range]:
     """Returns the range of positions of each document's text in the concatenated KV cache."""
-    out, start = [], 0
-    for i, document in enumerate(documents):
-        stop = start + len(document.ids) - (document.head if i else 0)
-        out.append(range(start + (0 if i else document.head), stop))
-        start = stop
-    return out
+    sizes = (len(document.ids) - document.head for document in documents)
+    edges = accumulate(sizes, initial=documents[0].head if documents else 0)
+    return [range(start, stop) for start, stop in pairwise(edges)]

@@ -160,12 +160,11 @@ def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskDocument
         numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
         owners = assign_facts_to_questions(dice, [STARS_PER_QUESTION] * len(variants))
-        stars = [
-            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
+        lines = [
+            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r).strip()
             for owner, a, r in zip(owners, right, wrong, strict=True)
         ]
         depths = [(i + 1) / count for i in range(count)]
-        lines = [star.strip() for star in stars]
         text, facts = plant_sentences_in_haystack(request, lines, depths, separators=("\n", "\n"))
         questions = []
         for which, variant in enumerate(variants):
