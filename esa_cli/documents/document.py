@@ -93,22 +93,17 @@ class TextLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A document's text with \\n line endings, and the file from which the text was read.
-
-    Args:
-        source: the path as the user gave it, or "-" for standard input.
-        encoding, marks, missing: as in `ExtractedText`.
-        bytes: the length of the file.
-        stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
+    """A document's text with \\n line endings, and the file from which the text was read;
+    `encoding`, `marks` and `missing` are as in `ExtractedText`."""
 
     name: str
     text: str
-    source: str
+    source: str  # the path as the user gave it, or "-" for standard input
     encoding: str
-    bytes: int
+    bytes: int  # the length of the file
     marks: tuple[Mark, ...] = ()
     missing: tuple[str, ...] = ()
-    stamp: str | None = field(default=None, compare=False)
+    stamp: str | None = field(default=None, compare=False)  # `compute_file_stamp` before reading
 
     def place(self, offset: int) -> TextLocation:
         """Returns the page, line or row, and chapter of the character at `offset` in the text."""
@@ -128,7 +123,6 @@ class Document:
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
     """Reads the document at a path and extracts its text; "-" reads `stdin`, by default sys.stdin.
-
     Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, larger than
     `limit` bytes, empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
@@ -197,10 +191,9 @@ def read_documents(
     sources: Sequence[str], stdin: IO[Any] | None = None, say: Callable[[str], None] = warnings.warn
 ) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
-    `say` is called with a message for each file or folder that is left out.
-
-    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
-    that was named cannot be read, or none of the documents can be read."""
+    `say` is called with a message for each file or folder that is left out. Raises UsageError:
+    `sources` is empty, or has "-" more than once. DocumentError: a document that was named cannot
+    be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     files = find_files(sources)
@@ -262,7 +255,6 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
 
 
 def _suggest_path(missing_path: str) -> str:
-    """Returns a hint for a missing file, such as the existing path with the most similar name."""
     import difflib
 
     if missing_path.startswith(("http://", "https://")):
@@ -301,11 +293,7 @@ class SentenceSplitter:
     @cached_property
     def _paragraph_starts(self) -> array[int]:
         """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
-        starts, at = array("q"), self.text.find("\n\n")
-        while at >= 0:
-            starts.append(at + 2)
-            at = self.text.find("\n\n", at + 1)
-        return starts
+        return array("q", (newline.start() + 2 for newline in re.finditer(r"\n(?=\n)", self.text)))
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
@@ -373,8 +361,6 @@ def is_table_row(line: str) -> bool:
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns `start` and `end` without the white space at both ends of `text[start:end]`."""
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    words = text[start:end].lstrip()
+    start = end - len(words)
+    return start, start + len(words.rstrip())

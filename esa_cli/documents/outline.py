@@ -2,8 +2,7 @@
 
 Headings are the chapters that the document's reader has marked, and lines such as `CHAPTER III.`,
 `Erstes Kapitel`, `第三回` or `4.15 Ambient Declarations`. Lines that only begin with a number are
-headings if their numbers ascend and enough text is between them, which lists do not have.
-"""
+headings if their numbers ascend and enough text is between them, which lists do not have."""
 
 from __future__ import annotations
 
@@ -79,23 +78,16 @@ _NOT_WORD = re.compile(r"[\W_]+")
 
 
 class Section(NamedTuple):
-    """A chapter or section of a document.
+    """A chapter or section of a document: the characters [start, end), with the heading."""
 
-    Args:
-        heading: its heading, as in the document. title: the heading without kind and number.
-        kind: what the heading calls it, in English, such as `chapter`, or "".
-        number: such as `3` or `4.15`, or "". level: sections contain those of higher levels.
-        start, end: characters [start, end) of the document, with its heading.
-        is_contents: whether it is a contents page or an index."""
-
-    heading: str
-    title: str
-    kind: str
-    number: str
-    level: int
+    heading: str  # as in the document
+    title: str  # the heading without kind and number
+    kind: str  # what the heading calls it, in English, such as `chapter`, or ""
+    number: str  # such as `3` or `4.15`, or ""
+    level: int  # sections contain those of higher levels
     start: int
     end: int = 0
-    is_contents: bool = False
+    is_contents: bool = False  # whether it is a contents page or an index
 
 
 class _Line(NamedTuple):
@@ -105,18 +97,6 @@ class _Line(NamedTuple):
     has_page: bool
     may_begin_contents: bool
     is_alone: bool
-
-
-def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
-    """Returns the chapters and sections of a document in the order of the text; `min_gap` of 0 adds
-    the items of lists."""
-    return _find_sections(document.text, document.marks, min_gap)
-
-
-def find_contents(document: Document) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of a document's contents pages and indexes: lines that
-    end in page numbers, or that come again in this order, far from each other, as headings."""
-    return _find_contents(document.text, document.marks)
 
 
 def fold(text: str) -> str:
@@ -175,16 +155,17 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
 
 
 @lru_cache(maxsize=16)
-def _find_sections(text: str, marks: tuple[Mark, ...], min_gap: int) -> list[Section]:
-    contents = _find_contents(text, marks)
+def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
+    """Returns a document's chapters and sections in order; a `min_gap` of 0 adds items of lists."""
+    text, contents = document.text, find_contents(document)
     whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
     whole = whole if whole > 0 else len(text)
 
     def is_in_contents(start: int) -> bool:
         return any(first <= start < end for first, end in contents)
 
-    marked = list(_iterate_marked_headings(marks))
-    found = [one for one in _iterate_heading_lines(text, marks) if one.start < whole]
+    marked = list(_iterate_marked_headings(document.marks))
+    found = [one for one in _iterate_heading_lines(document) if one.start < whole]
     found = [one for one in found if not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     numbered = [one for one in found if not one.kind]
@@ -215,8 +196,7 @@ def _choose_level(kind: str, number: str) -> int:
 
 
 def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
-    """Yields the headings that the reader of a format has marked. Levels that are all the same say
-    nothing, and numbers count."""
+    """Yields the headings that a reader has marked; if all have one level, their numbers count."""
     last, has_levels = None, len({mark.level for mark in marks if mark.level}) > 1
     for mark in marks:
         if mark.chapter and mark.chapter != last:
@@ -226,9 +206,9 @@ def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
         last = mark.chapter
 
 
-def _iterate_heading_lines(text: str, marks: Sequence[Mark]) -> Iterator[Section]:
+def _iterate_heading_lines(document: Document) -> Iterator[Section]:
     """Yields the lines of a text that may be headings, because of how they begin."""
-    is_dense, is_blank, last = _is_dense(text, marks), True, 0
+    text, is_dense, is_blank, last = document.text, _is_dense(document), True, 0
     for found in _LINE.finditer(text[:_MAX_TEXT]):
         line, is_blank = found[0].strip(" \t#"), is_blank or found.start() > last + 1
         before, is_blank, last = is_blank, not line, found.end()
@@ -285,9 +265,9 @@ def _continues(number: str, earlier: str) -> bool:
     return is_same and 0 < int(new[at]) - int(old[at]) <= 2
 
 
-def _is_dense(text: str, marks: Sequence[Mark]) -> bool:
+def _is_dense(document: Document) -> bool:
     """Whether empty lines are rare, but for those between the pages of a PDF."""
-    pages = len({mark.page for mark in marks})
+    text, pages = document.text, len({mark.page for mark in document.marks})
     return (text.count("\n\n") - pages) * _DENSE < text.count("\n")
 
 
@@ -307,11 +287,14 @@ def _make_key(line: str) -> tuple[str, bool]:
 
 
 @lru_cache(maxsize=16)
-def _find_contents(text: str, marks: tuple[Mark, ...]) -> list[tuple[int, int]]:
+def find_contents(document: Document) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of a document's contents pages and indexes: lines that
+    end in page numbers, or that come again in this order, far from each other, as headings."""
+    text = document.text
     if len(text) > _MAX_TEXT:
         return []
     lines, places = list[_Line](), dict[str, list[int]]()
-    zone, is_dense, last = min(_ZONE, 1000 + len(text) // 8), _is_dense(text, marks), -2
+    zone, is_dense, last = min(_ZONE, 1000 + len(text) // 8), _is_dense(document), -2
     near = zone  # up to this character, contents pages are looked for
     for found in _LINE.finditer(text):
         start, end = found.span()

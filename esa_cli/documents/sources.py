@@ -2,8 +2,7 @@
 
 A folder stands for all readable files below it, without links, hidden, binary or ignored files
 (`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern. In
-.gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
-"""
+.gitignore files, classes such as `[[:alpha:]]` and backslashes in brackets are not supported."""
 
 from __future__ import annotations
 
@@ -53,16 +52,14 @@ class DocumentFilePath(NamedTuple):
 
 
 class LeftOutFiles(NamedTuple):
-    """One file, or several files of a folder or pattern, that are not read, and the reason `why`;
-    `files` counts the others, which are read."""
+    """One file, or several files of a folder or pattern, that are not read."""
 
     source: str
-    why: str
-    files: int | None = None
+    why: str  # the reason
+    files: int | None = None  # the number of the other files, which are read
 
     @property
     def message(self) -> str:
-        """Returns a message for users that says which files are left out and why."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
@@ -75,13 +72,11 @@ class LeftOutFiles(NamedTuple):
 @dataclass(frozen=True)
 class InputFiles:
     """The files to be read for given names of documents, in order, and the files that are left out.
-
-    A file that is named twice occurs twice; folders and patterns only add files that are new.
-    `divided` says that other processes (shards) read other files of the same folders."""
+    A file that is named twice occurs twice; folders and patterns only add files that are new."""
 
     sources: tuple[DocumentFilePath, ...] = ()
     left_out: tuple[LeftOutFiles, ...] = ()
-    divided: bool = False
+    divided: bool = False  # whether other processes (shards) read other files of the same folders
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -251,7 +246,6 @@ class GitignoreRules:
                 self.add_folder_rules(str(folder))
 
     def add_folder_rules(self, folder_path: str) -> None:
-        """Adds the rules of the .gitignore file in `folder_path`, if there is such a file."""
         path = os.path.join(folder_path, ".gitignore")
         data = b""
         # Only a regular file is read, because a pipe or a device may have no end.

@@ -88,10 +88,9 @@ def check(
     """Checks a plugin's class, such as a selector, or a method if the kind is `method`, until a
     check fails. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
     load_installed_plugins()
-    if kind not in (*SUITES, registry.RECIPES.kind):
-        raise PluginError(
-            f"a plugin cannot register the kind {kind!r}", suggest_name(kind, [*SUITES, "method"])
-        )
+    if kind not in KINDS:
+        message = f"a plugin cannot register the kind {kind!r}"
+        raise PluginError(message, suggest_name(kind, KINDS))
     checks = check_method_settings(name)
     if kind in SUITES:
         registry.find_registered_class(kind, name)
@@ -110,8 +109,7 @@ def check(
 def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[PluginCheckResult]]:
     """Loads a plugin file, and checks every class and method that the file registers, with default
     settings. Raises PluginError: the file is missing, does not run, or registers only readers."""
-    kinds = (*SUITES, registry.RECIPES.kind)
-    pairs = [pair for pair in load_file(path) if pair[0] in kinds]
+    pairs = [pair for pair in load_file(path) if pair[0] in KINDS]
     if not pairs:
         raise PluginError(
             f"{path} registers only readers of documents, which `esa plugins check` cannot check",
@@ -367,6 +365,7 @@ SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
     "compressor": (parts.Compressor, check_compressor),
     "position": (parts.PositionEncoding, check_position_encoding),
 }
+KINDS = (*SUITES, registry.RECIPES.kind)
 CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "usual": (8192, (64, 1024, 1024, 512), 100_000),
     "a small window": (512, (4, 64, 64, 32), 100_000),
@@ -432,14 +431,9 @@ def make_step(
     return step
 
 
-def advance(
-    step: Step, new_tokens: int = 8, *, decoding: bool = False, removed_tokens: int = 0, observe:
-    Observe | None = None,
-) -> Step:  # fmt: skip
+def advance(step: Step, new_tokens: int = 8, *, removed_tokens: int = 0) -> Step:
     """Makes a `Step` for random tokens that follow the tokens of an earlier step."""
     store = step.store
-    if observe is not None and len(store) == step.start + step.queries.shape[1]:
-        observe(make_step_for_observe(step))
     if removed_tokens:
         store.crop(-removed_tokens)
         for state in step.states.values():
@@ -450,7 +444,7 @@ def advance(
         torch.randn(rows, new_tokens, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)
     )
-    step = replace(_make_step_for_chunk(step, len(store), queries), decoding=decoding)
+    step = _make_step_for_chunk(step, len(store), queries)
     store.append(keys, values)
     _append_reduced_keys(step)
     return step

@@ -30,11 +30,8 @@ def import_benchmark_library(module_name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ImportError as error:
-        package = module_name.partition(".")[0]
-        raise UsageError(
-            f"the benchmark's score needs the package {package}, which is not installed",
-            "run: pip install 'esa-cli[bench]'",
-        ) from error
+        message = f"the benchmark's score needs the package {module_name}, which is not installed"
+        raise UsageError(message, "run: pip install 'esa-cli[bench]'") from error
 
 
 def compute_qa_f1(output: str, gold: str) -> float:

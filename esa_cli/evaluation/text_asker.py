@@ -25,17 +25,14 @@ class TextAnswerer:
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
-        self._clear_session_cache()
+        session.empty_cache()
+        session.use_preset(preset)
         model = session.model
         loaded = LoadedModel(
             text_model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
             dtype=model.dtype, device=model.device,
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
-
-    def _clear_session_cache(self) -> None:
-        self.session.empty_cache()
-        self.session.use_preset(self.preset)
 
     def check_question_length(self, question: str) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
@@ -45,7 +42,8 @@ class TextAnswerer:
     def index_text(self, text: str, progress: Progress | None = None) -> float:
         """Indexes a text for later questions, and returns the seconds that this took."""
         started = time.perf_counter()
-        self._clear_session_cache()
+        self.session.empty_cache()
+        self.session.use_preset(self.preset)
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.get_passage_finder(self._esa.add_token_ranges([book]))
         if progress is not None and not book.read:

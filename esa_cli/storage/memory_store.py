@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ FIRST_SEGMENT, LAST_SEGMENT, GROWTH = 1024, 16384, 1.25
 """Rows of the first and of the longest segment on the CPU; growth factor of a segment on a GPU."""
 RESERVE = 2048
 """Number of rows that a GPU reserves after a document for questions and answers."""
+Blocks = Iterator[tuple[int, Tensor]]
+"""The number of the first row or token of each block, and the block."""
 
 
 def has_separate_memory(device: torch.device) -> bool:
@@ -67,8 +69,7 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 class GrowingRowMatrix:
     """A matrix of `width` columns to which rows are appended. On the CPU, the rows are stored in
     several tensors (segments), which are never copied, so a document never needs twice its memory.
-    On a GPU, all rows are in one tensor, for `expected` rows at first; a full tensor is copied into
-    a longer tensor."""
+    On a GPU, one tensor has all rows, at first `expected` rows, and is copied when it is full."""
 
     def __init__(
         self, width: int, dtype: torch.dtype, device: torch.device, expected: int = 0
@@ -109,7 +110,7 @@ class GrowingRowMatrix:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _iterate_segment_views(self, first_row: int, end_row: int) -> Iterator[tuple[int, Tensor]]:
+    def _iterate_segment_views(self, first_row: int, end_row: int) -> Blocks:
         """Yields (number of the first row, view of the rows) for each segment of a row range."""
         for part, low, high in divide_range([*self._starts, self.row_capacity], first_row, end_row):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -129,9 +130,7 @@ class GrowingRowMatrix:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
-    def iterate_row_blocks(
-        self, first_row: int, end_row: int, max_rows: int
-    ) -> Iterator[tuple[int, Tensor]]:
+    def iterate_row_blocks(self, first_row: int, end_row: int, max_rows: int) -> Blocks:
         """Yields (number of the first row, view of up to `max_rows` rows) for a range of rows."""
         for at, view in self._iterate_segment_views(first_row, end_row):
             for low in range(0, view.shape[0], max_rows):
@@ -203,7 +202,7 @@ class MemoryKVStore:
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         for at, rows in self._rows.iterate_row_blocks(start, stop, max_tokens):
             keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
@@ -218,9 +217,7 @@ class MemoryKVStore:
             self._features = GrowingRowMatrix(width, dtype, reduced_keys.device, self._expected)
         self._features.append_rows(reduced_keys)
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         assert self._features is not None, "the store must have reduced keys"
         yield from self._features.iterate_row_blocks(start, stop, max_tokens)
 
@@ -318,7 +315,7 @@ class KVStoreChain:
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, keys in store.key_blocks(low, high, max_tokens, groups):
                 yield at - low + begin, keys
@@ -330,9 +327,7 @@ class KVStoreChain:
                 return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, features in store.get_reduced_blocks(low, high, max_tokens):
                 yield at - low + begin, features
@@ -387,11 +382,9 @@ class PrefilledDocument:
 
 
 class ConcatenatedProjections(Projection):
-    """The projections of concatenated documents, each of which has reduced its own keys. A question
-    follows the last document, whose projection reduces the keys of the question.
-
-    Args:
-        starts: the position of each document's first token."""
+    """The projections of concatenated documents, each of which has reduced its own keys; `starts`
+    has the position of each document's first token. A question follows the last document, whose
+    projection reduces the keys of the question."""
 
     def __init__(self, starts: Sequence[int], projections: Sequence[Projection]) -> None:
         self.starts, self.projections = starts, projections
@@ -438,9 +431,6 @@ def concatenate_documents(
 
 def locate_document_texts(documents: Sequence[PrefilledDocument]) -> list[range]:
     """Returns the range of positions of each document's text in the concatenated KV cache."""
-    out, start = [], 0
-    for i, document in enumerate(documents):
-        stop = start + len(document.ids) - (document.head if i else 0)
-        out.append(range(start + (0 if i else document.head), stop))
-        start = stop
-    return out
+    sizes = (len(document.ids) - document.head for document in documents)
+    edges = accumulate(sizes, initial=documents[0].head if documents else 0)
+    return [range(start, stop) for start, stop in pairwise(edges)]

@@ -89,14 +89,10 @@ def convert_writing_errors(
 def replace_atomically(
     path: Path, temp_path: Path | None = None, *, durable: bool = False
 ) -> Iterator[Path]:
-    """Yields a temporary path, and renames the temporary file to `path` when the block ends without
-    an error. If the block fails, `path` is unchanged and the temporary file is removed. Raises
-    OSError.
-
-    Args:
-        path: a file, or a folder that does not exist.
-        temp_path: the temporary path; by default it is next to `path` and has the same suffix.
-        durable: whether the file is the old or the new one even after a power failure."""
+    """Yields a temporary path, and renames the temporary file to `path`, a file or a new folder,
+    when the block ends without an error; else `path` is unchanged and the temporary file is
+    removed. By default `temp_path` is next to `path` and has the same suffix. A `durable` file is
+    the old or the new one even after a power failure. Raises OSError."""
     temp_path = temp_path or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield temp_path

@@ -67,19 +67,15 @@ class JsonLinesFile(ABC):
 
 
 class ResultsFile(JsonLinesFile):
-    """Keeps the result rows (JSON objects) of one measurement, in memory and in a file.
-
-    Args:
-        path: the file, or None for rows in memory only.
-        header: the description of the measurement.
-        fixed_fields: fields of the header that must not change when a file is continued.
-        key_fields: the fields that identify a row; every row has all of these fields.
-        describe_invalid_row: returns what is wrong with a row, or "" if nothing is wrong.
-        other_shards: results files of other shards, whose rows are added to this file."""
+    """Keeps the result rows (JSON objects) of one measurement in memory and, if it has a path, in a
+    file. The header describes the measurement; its `fixed_fields` must not change when a file is
+    continued. Every row has all `key_fields`, which identify the row. `describe_invalid_row` says
+    what is wrong with a row, or returns "". The rows of `other_shards`, the results files of other
+    shards, are added to this file."""
 
     def __init__(
         self, path: Path | None, header: Row, *, fixed_fields: Sequence[str],
-        key_fields: Sequence[str], describe_invalid_row: Callable[[Row], str] | None = None,
+        key_fields: Sequence[str], describe_invalid_row: Callable[[Row], str] = lambda row: "",
         other_shards: Iterable[Path] = (),
     ) -> None:  # fmt: skip
         super().__init__(path, header)
@@ -122,8 +118,7 @@ class ResultsFile(JsonLinesFile):
             if number == 1:
                 raise _make_foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key_fields if name not in row]
-            describe = self._describe_invalid_row
-            if wrong := lacks[0] if lacks else describe and describe(row):
+            if wrong := lacks[0] if lacks else self._describe_invalid_row(row):
                 message = f"{path}: the row in line {number} is incomplete: {wrong}"
                 hint = f"delete line {number} of {path}, or choose another file with --out"
                 raise DocumentError(message, hint)

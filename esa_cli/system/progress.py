@@ -32,9 +32,8 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
     """Returns a progress callback that calls several progress callbacks, in their order."""
 
     def call_all_callbacks(done: int, total: int) -> None:
-        for callback in callbacks:
-            if callback:
-                callback(done, total)
+        for callback in filter(None, callbacks):
+            callback(done, total)
 
     return call_all_callbacks
 

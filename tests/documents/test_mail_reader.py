@@ -9,7 +9,8 @@ import sample_files as make
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, ExtractedText, Mark
+from esa_cli.documents.readers import ExtractedText, Mark
+from esa_cli.documents.readers.text_builder import STDIN
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
 PICTURE = "iVBORw0KGgo" + "A" * 80

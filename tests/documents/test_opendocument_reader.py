@@ -8,7 +8,8 @@ import sample_files as make
 from reader_checks import at, chapters, refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, ExtractedText
+from esa_cli.documents.readers import ExtractedText
+from esa_cli.documents.readers.text_builder import STDIN
 
 
 def odt(*body: str, styles: str = "", more: Mapping[str, str] | None = None) -> ExtractedText:

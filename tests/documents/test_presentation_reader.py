@@ -12,7 +12,7 @@ from pptx.util import Inches
 from reader_checks import refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import Mark
+from esa_cli.documents.readers.text_builder import STDIN, Mark
 
 BOX = (Inches(1), Inches(1), Inches(4), Inches(3))
 
@@ -53,7 +53,7 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
         (1, "Plan"), (2, "Costs 2024"), (3, "(hidden)"),
     ]  # fmt: skip
     assert found.missing == ()
-    assert readers.extract_text(saved(show), readers.STDIN) == found, "content tells it"
+    assert readers.extract_text(saved(show), STDIN) == found, "content tells it"
 
 
 def test_presentation_says_what_is_missing() -> None:

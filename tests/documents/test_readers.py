@@ -15,6 +15,7 @@ from reader_checks import refused, text_of
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark
+from esa_cli.documents.readers.text_builder import STDIN
 from esa_cli.errors import PluginError
 from esa_cli.methods import plugin_loading
 
@@ -24,9 +25,9 @@ from esa_cli.methods import plugin_loading
     [
         (make.pdf(["Hello"]), "report", "Hello\n"),
         (make.pdf(["Hello"]), "report.txt", "Hello\n"),
-        (make.docx(make.paragraph("Hello")), readers.STDIN, "Hello\n"),
+        (make.docx(make.paragraph("Hello")), STDIN, "Hello\n"),
         (make.epub({"a.xhtml": "<p>Hello</p>"}), "a.zip", "Hello\n"),
-        (b"<!DOCTYPE html><p>Hello", readers.STDIN, "Hello\n"),
+        (b"<!DOCTYPE html><p>Hello", STDIN, "Hello\n"),
         (b"<!DOCTYPE html><p>Hello", "page.php", "<!DOCTYPE html><p>Hello"),
         (b"<p>Hello", "A.HTM", "Hello\n"),
         (b"<p>Hello", "unknown.kind", "<p>Hello"),

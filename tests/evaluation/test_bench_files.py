@@ -11,6 +11,7 @@ from bench_rows import longbench_row, records, stars_row, whole, write
 
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation.bench import benchmarks
+from esa_cli.evaluation.bench.bench_run import choose_tasks
 
 
 def test_longbench_prompts_and_records(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_counting_stars(tmp_path: Path) -> None:
     write(tmp_path / f"{start}searching_{end}", [stars_row(False)])
     write(tmp_path / f"{start}reasoning_{end}", [stars_row(True)])
     names = ["searching-128k-32-32", "reasoning-128k-32-32"]
-    assert benchmarks.BENCHMARKS["counting-stars"].list_tasks_in_folder(tmp_path) == names
+    assert choose_tasks(benchmarks.BENCHMARKS["counting-stars"], tmp_path, None) == names
     search, reason = records("counting-stars", tmp_path, *names)
     assert search.question == "\n\n\n\nPlease help the little penguin."
     assert search.document.endswith("The little penguin counted 42 ★\n")

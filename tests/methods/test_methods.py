@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -540,7 +540,7 @@ def test_an_answers_token_reads_only_what_is_new(
         return span(store, start, stop)
 
     for _ in range(20):
-        step = advance(step, 1, decoding=True)
+        step = replace(advance(step, 1), decoding=True)
         with monkeypatch.context() as patch:
             patch.setattr(MemoryKVStore, "span", watched)
             patch.setattr(MemoryKVStore, "key_blocks", None)

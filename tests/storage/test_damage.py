@@ -249,7 +249,7 @@ def test_layouts_that_make_no_sense() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"layout|layers must be"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
-    assert Layout.from_json(LAYOUT.to_json()) == LAYOUT
+    assert Layout(**LAYOUT.to_json()) == LAYOUT
     plain, shared = (Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True))
     assert not {"shared", "block", "states"} & plain.to_json().keys(), "names are hashes of these"
-    assert Layout.from_json(shared.to_json()) == shared
+    assert Layout(**shared.to_json()) == shared

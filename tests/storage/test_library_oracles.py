@@ -119,7 +119,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         left -= min(left, layout.segment)
     assert layout.compute_segment_bytes(count) == total
     assert Library(Path("none")).estimate_document_size(count, layout, 7) == total + 48 * count + 7
-    assert Layout.from_json(layout.to_json()) == layout
+    assert Layout(**layout.to_json()) == layout
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -300,4 +300,4 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
         assert torch.equal(decode_records(records, layout, some), wanted)
-    assert Layout.from_json(layout.to_json()) == layout
+    assert Layout(**layout.to_json()) == layout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.evaluation.bench import benchmarks
+from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
 from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
@@ -31,7 +32,8 @@ def longbench_row(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def records(name: str, folder: Path, *tasks: str, limit: int | None = None) -> list[BenchRecord]:
-    return list(benchmarks.BENCHMARKS[name].load_records(folder, tasks, limit))
+    benchmark = benchmarks.BENCHMARKS[name]
+    return list(BenchRecordSelection(benchmark, folder, tasks, limit).load_records())
 
 
 def whole(record: BenchRecord) -> str:

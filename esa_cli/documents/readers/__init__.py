@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from esa_cli.documents.readers import reader_registry
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.readers.text_builder import (
-    STDIN,
-    ExtractedText,
-    Mark,
-    TextBuilder,
-    label_document,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark, TextBuilder, label_document
 from esa_cli.errors import DocumentError
 
-__all__ = ["STDIN", "ExtractedText", "Mark", "TextBuilder", "extract_text", "register"]
+__all__ = ["ExtractedText", "Mark", "TextBuilder", "extract_text", "register"]
 
 
 def extract_text(data: bytes, name: str) -> ExtractedText:

@@ -36,7 +36,6 @@ _ROMAN = (
 
 
 def read_docx(data: bytes, name: str) -> ExtractedText:
-    """Reads the running text of a Word document."""
     zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
     root, etree = zipped.parse_xml("word/document.xml"), import_package("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
@@ -47,7 +46,7 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     out.write_edge_lines(_iterate_edge_lines(zipped, "header", etree))
     write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     out.write_edge_lines(_iterate_edge_lines(zipped, "footer", etree))
-    if comments := len(_find_children(zipped.parse_xml_if_any("word/comments.xml"), "comment")):
+    if comments := len(zipped.parse_xml_if_any("word/comments.xml").findall(f"{W}comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in zipped.names):
         missing.append("charts and diagrams are left out")
@@ -74,11 +73,6 @@ def _iterate_edge_lines(zipped: ZipDocument, edge: str, etree: Any) -> Iterator[
                 yield line
 
 
-def _find_children(parent: Any, tag: str) -> list[Any]:
-    """Returns the elements with a tag directly below a parent, which may be None."""
-    return [] if parent is None else parent.findall(f"{W}{tag}")
-
-
 def _read_value(element: Any, path: str) -> str | None:
     """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
@@ -100,7 +94,7 @@ class _ParagraphStyle(NamedTuple):
 
 def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
     """Returns the paragraph styles by id, with what a style inherits from other styles."""
-    elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
+    elements = {style.get(f"{W}styleId", ""): style for style in root.findall(f"{W}style")}
     styles = {}
     for name, element in elements.items():
         contents = (_read_value(element, "name") or "").lower().startswith("toc ")
@@ -134,9 +128,9 @@ class _WordListNumbering:
         self._counts: dict[str, list[int | None]] = {}
         self._abstract = {
             number.get(f"{W}numId", ""): _read_value(number, "abstractNumId") or ""
-            for number in _find_children(numbering, "num")
+            for number in numbering.findall(f"{W}num")
         }
-        for element in _find_children(numbering, "abstractNum"):
+        for element in numbering.findall(f"{W}abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
                 _parse_whole_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
                     _parse_whole_number(_read_value(level, "start"), 1),
@@ -144,7 +138,7 @@ class _WordListNumbering:
                     _read_value(level, "lvlText") or "",
                     _read_value(level, "pStyle"),
                 )
-                for level in _find_children(element, "lvl")
+                for level in element.findall(f"{W}lvl")
             }
 
     def make_next_list_label(self, list_id: str, level: str | None, style_name: str) -> str:
@@ -199,7 +193,6 @@ class _WordToHtmlConverter:
         self.page: int | None = (first or 1) if marked else None
 
     def convert_elements_to_html(self, root: Any) -> None:
-        """Renames the Word elements of a tree to HTML elements, without text that Word hides."""
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
@@ -247,7 +240,7 @@ class _WordToHtmlConverter:
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the list number is on the new page
             self._begin_next_page(unless_page_is_empty=True)
-        for properties in _find_children(element, "pPr"):
+        for properties in element.findall(f"{W}pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
         if outline and outline != "9":
@@ -263,7 +256,6 @@ class _WordToHtmlConverter:
             self._blank = True
 
     def _begin_next_section(self) -> None:
-        """Begins a section of a Word document on a new page, unless the section is continuous."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
             self._begin_next_page()
@@ -281,7 +273,7 @@ def _read_first_page_number(section: Any) -> int | None:
 def _read_note_texts(zipped: ZipDocument, note_kind: str) -> dict[str, str]:
     """Returns the text of every footnote or endnote (`note_kind`) by the note's id in the file."""
     notes = {}
-    for note in _find_children(zipped.parse_xml_if_any(f"word/{note_kind}s.xml"), note_kind):
+    for note in zipped.parse_xml_if_any(f"word/{note_kind}s.xml").findall(W + note_kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())

@@ -9,13 +9,9 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
+from esa_cli.documents.readers import text_builder
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    label_document,
-    make_damage_error,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label_document
 from esa_cli.documents.readers.zip_parts import ZipDocument
 from esa_cli.errors import DocumentError
 
@@ -24,11 +20,10 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
 def read_epub(data: bytes, name: str) -> ExtractedText:
-    """Reads the pages of an EPUB book in reading order."""
     book = ZipDocument(data, name)
     folder, pages, contents = _find_epub_pages(book, name)
     encryption = book.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
-    encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
+    encrypted = encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
         hint = "ask the seller for a copy of the book without DRM"
         raise DocumentError(f"{label_document(name)} is locked (DRM): its text is encrypted", hint)
@@ -66,7 +61,7 @@ def _find_epub_pages(book: ZipDocument, name: str) -> tuple[str, list[str], list
     # A page that the book names twice is read once.
     pages = dict.fromkeys(file for file, kind in named if kind in _PAGES or (file and not kind))
     if not pages:
-        raise make_damage_error(name, "an EPUB book", "it names no pages")
+        raise text_builder.make_damage_error(name, "an EPUB book", "it names no pages")
     return folder or ".", list(pages), [file for file in contents if file in book]
 
 

@@ -21,11 +21,9 @@ def mark_heading_cells(root: Any) -> None:
         cells = [[*row.iter("td")] for row in rows]
         if len(rows) < 2 or len(cells[0]) < 2:
             continue
-        first, second = (
-            row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows[:2]
-        )
+        marked = [row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows]
         texts = [["".join(cell.itertext()).strip() for cell in row] for row in cells]
-        if (first and not second) or has_names_above_numbers(texts):
+        if (marked[0] and not marked[1]) or has_names_above_numbers(texts):
             for cell in cells[0]:
                 cell.tag = "th"
 
@@ -48,8 +46,6 @@ def _has_digit(text: str) -> bool:
 
 def format_rows(rows: list[list[str]]) -> str:
     """Returns a line `name: value; name: value` for each row below the first, which has names."""
-    lines = []
-    for row in rows[1:]:
-        named = zip(rows[0], row, strict=True)
-        lines.append("; ".join(f"{n}: {cell}" if n else cell for n, cell in named if cell))
-    return "\n".join(lines)
+    named = (zip(rows[0], row, strict=True) for row in rows[1:])
+    cells = ([f"{name}: {cell}" if name else cell for name, cell in row if cell] for row in named)
+    return "\n".join(map("; ".join, cells))

@@ -15,13 +15,9 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
+from esa_cli.documents.readers import text_builder
 from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, look_up_encoding
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    import_package,
-    replace_unprintable,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
 
 _SKIPPED = frozenset(
     ("script", "style", "template", "iframe", "noembed", "noframes", "noscript", "datalist", "head",
@@ -148,7 +144,6 @@ class _HtmlTextExtractor:
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node_text(self, node: Any) -> None:
-        """Writes the text of a node and, by recursion, of all nodes below."""
         if not node.is_element_node:
             if node.is_text_node:
                 self._write_text(node.text_content or "")
@@ -192,10 +187,9 @@ class _HtmlTextExtractor:
             _HtmlTextExtractor(inner, self._chapters or {}).write_node_text(cell)
             self._out.page = inner.page
             text = " ".join(inner.result().text.split())
-            if text and column < len(names) and names[column] and text != names[column]:
-                written.append(f"{names[column]}: {text}")
-            elif text and (column >= len(names) or not names[column]):
-                written.append(text)
+            name = names[column] if column < len(names) else ""
+            if text and text != name:
+                written.append(f"{name}: {text}" if name else text)
             column += _read_column_span(cell)
         self._out.end_line()
         self._out.flow("; ".join(written))
@@ -204,7 +198,6 @@ class _HtmlTextExtractor:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
 
     def _break_line_around_element(self, tag: str) -> None:
-        """Begins a new line or paragraph before and after an HTML element, if its tag needs one."""
         if tag in _SPACED:
             self._out.flow(" ")
         elif tag == "tr":
@@ -231,7 +224,6 @@ class _HtmlTextExtractor:
             out.page = int(number) if number.isdecimal() else out.page
 
     def _write_prefix_of_element(self, node: Any, tag: str, attributes: _Attributes) -> None:
-        """Writes the text that precedes the contents of an element, such as a bullet."""
         if tag == "br":
             self._out.flow(" ") if self._cells else self._out.break_line()
         elif tag == "sup" and not self._inside["sup"]:
@@ -256,7 +248,7 @@ class _HtmlTextExtractor:
 
 
 def _join_printable_words(text: str) -> str:
-    return " ".join(replace_unprintable(text).split())
+    return " ".join(text_builder.replace_unprintable(text).split())
 
 
 def _list_column_names(table: Any) -> list[str]:

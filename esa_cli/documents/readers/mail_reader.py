@@ -15,26 +15,9 @@ from email.message import EmailMessage
 from pathlib import PurePath
 from typing import Any
 
+from esa_cli.documents.readers import plain_text, reader_registry, text_builder
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html_text
-from esa_cli.documents.readers.plain_text import (
-    decode_text,
-    look_up_encoding,
-    looks_binary,
-    read_plain_text,
-)
-from esa_cli.documents.readers.reader_registry import (
-    BUILT_IN,
-    BuiltInReader,
-    PluginReader,
-    choose_reader,
-    read_with_reader,
-)
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    label_document,
-    shorten_name_list,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label_document
 from esa_cli.errors import DocumentError
 
 _SHOWN_FIELDS = ("From", "To", "Cc", "Date", "Subject")
@@ -77,18 +60,17 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
     """Reads a mail; a file without a mail's header fields is read as plain text."""
     message = message_from_bytes(data, policy=_POLICY)
     if not any(field in message for field in _MAIL_FIELDS):
-        return read_plain_text(data, name)
+        return plain_text.read_plain_text(data, name)
     if message.get_content_type() in _ENCRYPTED:
         problem = f"{label_document(name)} is a mail that is encrypted, or wrapped in a signature"
         hint = "open the mail in a mail program, and name a file with its text"
         raise DocumentError(problem, hint)
     writer = _MailReader(name)
     writer.write_mail_message(message)
-    attached = shorten_name_list(writer.attached, _MAX_NAMES)
+    attached = text_builder.shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
-    missing += writer.notes
-    for what, count in writer.missing.items():
-        missing.append(f"{what}: {count}" if count > 1 else what)
+    counts = writer.missing.items()
+    missing += [*writer.notes, *(f"{what}: {n}" if n > 1 else what for what, n in counts)]
     return writer.out.result(missing)
 
 
@@ -105,6 +87,7 @@ class _MailReader:
 
     def write_mail_message(self, message: EmailMessage) -> None:
         self.out.start_paragraph()
+        around = self.out.chapter
         self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
         for field in _SHOWN_FIELDS:
             for value in message.get_all(field, []):
@@ -112,6 +95,7 @@ class _MailReader:
                     self.out.end_line()
                     self.out.add_exact_text(f"{field}: {words}")
         self._write_mail_part(message)
+        self.out.chapter = around
 
     def _write_mail_part(self, part: Any) -> None:
         kind = part.get_content_type()
@@ -122,13 +106,11 @@ class _MailReader:
         if kind in _ENCRYPTED:
             self.missing["an encrypted or signed part cannot be read"] += 1
         elif kind.startswith("message/") and part.is_multipart():
-            around = self.out.chapter
             for inner in part.get_payload():
                 if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
                     data = b64decode(inner.get_payload())  # common, although forbidden
                     inner = message_from_bytes(data, policy=_POLICY)
                 self.write_mail_message(inner)
-            self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
             self._write_plain_or_html_form(part)
         elif part.is_multipart():
@@ -169,31 +151,25 @@ class _MailReader:
         name = " ".join((part.get_filename() or f"({part.get_content_type()})").split())
         data = b"" if part.is_multipart() else part.get_payload(decode=True) or b""
         self._files += 1
+        reader = reader_registry.choose_reader(data, name)
+        is_mail = reader is reader_registry.BUILT_IN["mail"]
         limited = self._files > _MAX_FILES or len(data) > _MAX_BYTES
-        reader = choose_reader(data, name)
+        limited = limited or (is_mail and self._depth == _MAX_DEPTH)
         if limited or not data or not _is_format_known(part, reader, data, name):
             self.attached.append(name)
             return
         try:
-            if reader is BUILT_IN["mail"]:
-                self._write_attached_mail(message_from_bytes(data, policy=_POLICY), name)
+            if is_mail:
+                self._depth += 1
+                self.write_mail_message(message_from_bytes(data, policy=_POLICY))
+                self._depth -= 1
                 return
-            extracted = read_with_reader(reader, data, name)
+            extracted = reader_registry.read_with_reader(reader, data, name)
         except DocumentError as error:
             self.notes.append(f"an attached file is not read: {error.message}")
         else:
             self.out.append_document(extracted, name)
             self.notes += [f"{name}: {note}" for note in extracted.missing]
-
-    def _write_attached_mail(self, message: EmailMessage, name: str) -> None:
-        if self._depth == _MAX_DEPTH:
-            self.attached.append(name)
-            return
-        around = self.out.chapter
-        self._depth += 1
-        self.write_mail_message(message)
-        self._depth -= 1
-        self.out.chapter = around
 
     def _extract_part_text(self, part: Any) -> str:
         """Returns the text of a mail part; an HTML page is converted to the text that it shows."""
@@ -212,23 +188,19 @@ class _MailReader:
         """Decodes the text of a mail part by its declared encoding, or else by a guessed one."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):
-            encoding = look_up_encoding(charset or "ascii")
+            encoding = plain_text.look_up_encoding(charset or "ascii")
             return data.decode(encoding)
         with suppress(DocumentError):
-            return decode_text(data, self._name)[0]
+            return plain_text.decode_text(data, self._name)[0]
         self.missing["characters are lost whose encoding cannot be told"] += 1
         return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
 
 
-def _is_format_known(
-    part: Any, reader: PluginReader | BuiltInReader, data: bytes, name: str
-) -> bool:
+def _is_format_known(part: Any, reader: reader_registry.Reader, data: bytes, name: str) -> bool:
     """Whether the format of an attached file is known, and not only taken for plain text."""
-    if reader.binary:
-        return True
     named = PurePath(name.lower()).suffix in reader.suffixes
     text = part.get_content_maintype() == "text" and part.get_content_type() not in _NO_WORDS
-    return (named or text) and not looks_binary(data)
+    return reader.binary or ((named or text) and not plain_text.looks_binary(data))
 
 
 def _is_text_part(part: Any) -> bool:

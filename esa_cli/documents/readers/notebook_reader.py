@@ -8,13 +8,10 @@ import re
 from collections import Counter
 from typing import Any
 
+from esa_cli.documents.readers import text_builder
 from esa_cli.documents.readers.markdown_reader import find_headings
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    label_document,
-    replace_unprintable,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, label_document
 from esa_cli.errors import DocumentError
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -39,7 +36,7 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
             parts += [_fence_code(words, ""), _fence_code(shown, "output")]
         else:
             parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
-    text = "\n\n".join(replace_unprintable(part) for part in parts if part.strip()) + "\n"
+    text = "\n\n".join(map(text_builder.replace_unprintable, filter(str.strip, parts))) + "\n"
     missing = tuple(f"{what} are left out: {count}" for what, count in left_out.items())
     return ExtractedText(text, tuple(find_headings(text)), missing)
 

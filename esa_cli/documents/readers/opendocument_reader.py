@@ -20,11 +20,11 @@ _SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "
     "svg": f"{_OASIS}svg-compatible:1.0",
     "fo": f"{_OASIS}xsl-fo-compatible:1.0",
 }
+_PREFIXES = {space: prefix for prefix, space in _SPACES.items()}
 _HTML_TAGS = {
-    "text:p": "p", "text:list": "ul", "text:list-item": "li",
-    "text:list-header": "div", "table:table": "table", "table:table-row": "tr",
-    "table:table-cell": "td",
-    "table:table-header-rows": "thead", "text:line-break": "br", "draw:text-box": "div",
+    "text:p": "p", "text:list": "ul", "text:list-item": "li", "text:list-header": "div",
+    "text:line-break": "br", "table:table": "table", "table:table-header-rows": "thead",
+    "table:table-row": "tr", "table:table-cell": "td", "draw:text-box": "div",
 }  # fmt: skip
 """Tag -> that of HTML; all others become spans."""
 _NOT_SHOWN = (
@@ -49,7 +49,7 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
     if comments := len(_find_elements(body, "//office:annotation")):
         out.left_out["comments in the margin"] = comments
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
-    _rename_elements_to_html(body, [content] if styles is None else [content, styles], out)
+    _rename_elements_to_html(body, [content, styles], out)
     etree = import_package("lxml.etree", "lxml", name)
     mark_heading_cells(body)
     out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _HEADER_LINES))
@@ -60,11 +60,8 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
 
 def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> None:
     """Renames OpenDocument elements to HTML elements, and sets page numbers where pages begin."""
-    styles = {
-        _get_style_name(style): style
-        for root in reversed(roots)
-        for style in _find_elements(root, _STYLE)
-    }
+    paragraphs = [style for root in reversed(roots) for style in _find_elements(root, _STYLE)]
+    styles = {_get_style_name(style): style for style in paragraphs}
     raised = {_get_style_name(style) for root in roots for style in _find_elements(root, _RAISED)}
     for element in _find_elements(body, _NOT_SHOWN):
         _replace_content(element, "")
@@ -73,7 +70,9 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
         _replace_content(note, f" [note: {' '.join(' '.join(texts).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
-        tag, style = _get_prefixed_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
+        space, _, local = element.tag.removeprefix("{").partition("}")
+        tag = f"{_PREFIXES.get(space, '')}:{local}"
+        style = element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
         if tag == "text:h":
             level = element.get(f"{{{_SPACES['text']}}}outline-level", "1")
@@ -94,12 +93,6 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
             element.set("role", "doc-pagebreak")
             element.set("title", str(page))
         begun = begun or bool((element.text or "").strip())
-
-
-def _get_prefixed_tag(element: Any) -> str:
-    """Returns an element's tag, with the usual prefix of its namespace if the prefix is known."""
-    space, _, local = element.tag.removeprefix("{").partition("}")
-    return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
 
 
 def _replace_content(element: Any, text: str) -> None:
@@ -124,4 +117,4 @@ def _get_style_name(style: Any) -> str:
 
 
 def _find_elements(element: Any, xpath: str) -> Any:
-    return [] if element is None else element.xpath(xpath, namespaces=_SPACES)
+    return element.xpath(xpath, namespaces=_SPACES)

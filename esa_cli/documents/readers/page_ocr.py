@@ -81,7 +81,5 @@ def describe_recognised_pages(pages: Mapping[int, RecognisedPage]) -> str:
     worst = min(pages, key=lambda number: pages[number].confidence)
     least = f", least on page {worst}" if len(pages) > 1 else ""
     were = f"pages {numbers} were" if len(pages) > 1 else f"page {numbers} was"
-    return (
-        f"{were} read by OCR, and characters may be wrong (confidence "
-        f"{pages[worst].confidence:.0%}{least})"
-    )
+    confidence = f"{pages[worst].confidence:.0%}{least}"
+    return f"{were} read by OCR, and characters may be wrong (confidence {confidence})"

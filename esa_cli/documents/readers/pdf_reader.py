@@ -11,24 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esa_cli.documents.readers.page_ocr import (
-    INSTALL,
-    PageRecogniser,
-    RecognisedPage,
-    describe_recognised_pages,
-)
+from esa_cli.documents.readers import page_ocr, text_builder
 from esa_cli.documents.readers.pdf_tables import extract_page_text
 from esa_cli.documents.readers.reading_process import SECONDS
-from esa_cli.documents.readers.text_builder import (
-    STDIN,
-    ExtractedText,
-    Mark,
-    import_package,
-    label_document,
-    make_damage_error,
-    replace_unprintable,
-    shorten_name_list,
-)
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError
 
 _CUT = "\ufffe"  # PDFium's sign for a hyphen at a line's end
@@ -44,9 +30,8 @@ _MAX_LISTED = 12  # pages that a message lists
 
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
-    """Reads all pages of a PDF that have text."""
-    pdfium = import_package("pypdfium2", "pypdfium2", name)
-    path = "FILE" if name == STDIN else name
+    pdfium = text_builder.import_package("pypdfium2", "pypdfium2", name)
+    path = "FILE" if name == text_builder.STDIN else name
     try:
         document = pdfium.PdfDocument(data)
     except pdfium.PdfiumError as error:
@@ -58,7 +43,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     if has_form:
         document.init_forms()  # must come before the first page is loaded
     pages, pictures, damaged = [], list[int](), list[int]()
-    recogniser, recognised = PageRecogniser(name), dict[int, RecognisedPage]()
+    recogniser, recognised = page_ocr.PageRecogniser(name), dict[int, page_ocr.RecognisedPage]()
     for index in range(len(document)):
         text = ""
         try:
@@ -78,15 +63,16 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     pages = remove_running_heads(tidy_page_texts(pages))
     if not any(pages):
         if damaged or not pages:
-            raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
+            why = f"pages that cannot be opened: {len(damaged)}"
+            raise text_builder.make_damage_error(name, "a PDF", why)
         raise DocumentError(
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
-            f"read the pages by OCR: {INSTALL}, or: ocrmypdf {path} text.pdf",
+            f"read the pages by OCR: {page_ocr.INSTALL}, or: ocrmypdf {path} text.pdf",
         )
     signs = enumerate((len(_UNKNOWN.findall(page)) / max(1, len(page)) for page in pages), 1)
     unknown = [number for number, share in signs if share > _MAX_UNKNOWN]
-    missing = [describe_recognised_pages(recognised)] if recognised else []
-    how = INSTALL if not recogniser.installed else "ocrmypdf"
+    missing = [page_ocr.describe_recognised_pages(recognised)] if recognised else []
+    how = page_ocr.INSTALL if not recogniser.installed else "ocrmypdf"
     how = f"{SECONDS}=3600 gives OCR more time" if recogniser.stopped else f"OCR: {how}"
     for numbers, what in (
         (pictures, f"no text, only pictures ({how})"),
@@ -94,12 +80,12 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         (unknown, "characters of a font that does not say which they are"),
     ):
         if numbers:
-            listed = shorten_name_list(list(map(str, numbers)), _MAX_LISTED)
+            listed = text_builder.shorten_name_list(list(map(str, numbers)), _MAX_LISTED)
             found = f"pages {listed} have" if numbers[1:] else f"page {listed} has"
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    title = " ".join(replace_unprintable(document.get_metadata_value("Title")).split())
+    title = " ".join(text_builder.replace_unprintable(document.get_metadata_value("Title")).split())
     known = title if " " in title and not _NO_TITLE.search(title) else None
     return _join_page_texts(pages, _read_bookmark_titles(document), missing, known)
 
@@ -119,7 +105,7 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
     for page in page_texts:
         page = page.replace("\r\n", "\n").replace("\r", "\n").translate(_BULLETS)
         page = _LEADERS.sub(" ... ", _CUT_WORD.sub(join_hyphenated_word, page))
-        lines = replace_unprintable(page).strip().split("\n")
+        lines = text_builder.replace_unprintable(page).strip().split("\n")
         tidied.append("\n".join(line.rstrip() for line in lines))
     return tidied
 
@@ -156,7 +142,7 @@ def _read_bookmark_titles(pdf: Any) -> dict[int, list[tuple[str, int]]]:
     """Returns the titles and levels of a PDF's bookmarks by the index of the page they name."""
     titles: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for bookmark in pdf.get_toc():
-        title = " ".join(replace_unprintable(bookmark.get_title()).split())
+        title = " ".join(text_builder.replace_unprintable(bookmark.get_title()).split())
         target = bookmark.get_dest()
         if title and target is not None:
             titles[target.get_index()].append((title, bookmark.level + 1))

@@ -22,9 +22,7 @@ _Box = tuple[float, float, float, float]
 def extract_page_text(page: Any, pdfium: Any) -> str:
     """Returns the text of a page of pypdfium2, in which tables have a line for each row."""
     text_page = page.get_textpage()
-    grids = [
-        grid for lines in _group_lines(_list_lines(page, pdfium)) if (grid := _Grid(lines)).is_table
-    ]
+    grids = [grid for grid in map(_Grid, _group_lines(_list_lines(page, pdfium))) if grid.is_table]
     if not grids:
         return str(text_page.get_text_range())
     count, at, out = text_page.count_chars(), 0, ""

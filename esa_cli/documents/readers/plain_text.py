@@ -1,8 +1,7 @@
 """Reads plain text and source code, and decodes bytes to characters.
 
 A byte order mark says the encoding; without such a mark, UTF-8 is tried first, then Windows-1252,
-Cyrillic and East Asian encodings if the bytes leave no doubt. Other text is refused.
-"""
+Cyrillic and East Asian encodings if the bytes leave no doubt. Other text is refused."""
 
 from __future__ import annotations
 

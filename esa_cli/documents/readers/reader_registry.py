@@ -27,7 +27,6 @@ READERS: PluginRegistry[type] = PluginRegistry("reader")
 
 class PluginReader(Protocol):
     """A plugin's reader of one document format; `what` is the name of the format in messages.
-
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
     true, `sniff` alone chooses the reader by the content, and the file's name does not count."""
 
@@ -63,6 +62,7 @@ class BuiltInReader:
         return extracted
 
 
+Reader = PluginReader | BuiltInReader
 _SOURCE_CODE = (
     ".txt", ".text", ".log", ".py", ".js", ".ts", ".jsx", ".tsx", ".vue", ".php", ".jinja",
     ".css", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".c", ".h", ".cpp",
@@ -169,22 +169,22 @@ def _load_readers_of_installed_packages() -> None:
             raise PluginError(message, "update or uninstall the package of this reader") from error
 
 
-def choose_reader(head: bytes, name: str) -> PluginReader | BuiltInReader:
+def choose_reader(head: bytes, name: str) -> Reader:
     """Returns the reader for the document `name` that begins with `head`. Raises PluginError: the
     readers of an installed package do not load."""
     _load_readers_of_installed_packages()
     path = PurePath(name.lower())
     plugins: list[PluginReader] = [READERS[key]() for key in reversed(list(READERS))]
-    claims: list[PluginReader | BuiltInReader] = [one for one in plugins if one.sniff(head)]
+    claims: list[Reader] = [one for one in plugins if one.sniff(head)]
     if recognised := BUILT_IN.get(_recognise_document_format(head)):
         claims.append(recognised)
     binary = [reader for reader in claims if reader.binary]
-    known: list[PluginReader | BuiltInReader] = [*plugins, *BUILT_IN.values()]
+    known: list[Reader] = [*plugins, *BUILT_IN.values()]
     named = [r for r in known if path.suffix in r.suffixes or path.name in r.suffixes]
     return [*binary, *named, *claims, _TEXT][0]
 
 
-def read_with_reader(reader: PluginReader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
+def read_with_reader(reader: Reader, data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, extracted in this process. Raises DocumentError,
     MemoryError; PluginError: the reader breaks the rules."""
     try:

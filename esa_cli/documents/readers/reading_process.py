@@ -1,8 +1,7 @@
 """Runs a child process that reads documents with limits on time and memory.
 
 A small malicious file must not take hours or gigabytes, and some libraries crash their process on
-a damaged file. A request is a line of JSON and the bytes of a document; a reply is a line of JSON.
-"""
+a damaged file. A request is a line of JSON and a document's bytes; a reply is a line of JSON."""
 
 from __future__ import annotations
 
@@ -157,7 +156,6 @@ _CHILD: list[DocumentReaderProcess] = []
 
 
 def stop_document_reader_process() -> None:
-    """Ends the child process that reads documents, if one is running."""
     if _CHILD and _CHILD[0].owner == os.getpid():
         _CHILD[0].kill_child_process()
     _CHILD.clear()

@@ -230,12 +230,11 @@ class _ExcelWorkbook:
         items = zipped.iterate_xml_elements(strings, "{*}si") if strings in zipped else ()
         self._strings = [_extract_string_of_cell(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
-        self._formats: list[str] = []  # the number format of each style of cells
-        if (root := zipped.parse_xml_if_any(styles)) is not None:
-            for custom in root.iterfind("{*}numFmts/{*}numFmt"):
-                formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
-            numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
-            self._formats = [formats.get(number, "General") for number in numbers]
+        root = zipped.parse_xml_if_any(styles)
+        for custom in root.iterfind("{*}numFmts/{*}numFmt"):
+            formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
+        numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
+        self._formats = [formats.get(number, "General") for number in numbers]  # by style of cells
 
     def write_sheet(self, title: str, sheet_path: str, out: TextBuilder) -> None:
         """Writes a sheet's title and values as lines, without empty rows and columns."""

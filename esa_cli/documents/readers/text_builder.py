@@ -156,7 +156,6 @@ def shorten_name_list(names: Sequence[str], shown_count: int = 3) -> str:
 
 
 def make_damage_error(document_name: str, format_name: str, reason: str) -> DocumentError:
-    """Returns the error for a damaged document, which breaks the rules of its format."""
     return DocumentError(
         f"{label_document(document_name)} cannot be read as {format_name}; it is damaged or cut "
         f"off ({' '.join(reason.split())})",

@@ -20,7 +20,6 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 
 class ZipDocument:
     """The files inside a zipped document, none of which is larger than the zip's directory says.
-
     Raises DocumentError: the document is an old Office file, has a password, or is too large."""
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -59,8 +58,10 @@ class ZipDocument:
         return etree.fromstring(self._read_xml_bytes(file_name), parser)
 
     def parse_xml_if_any(self, file_name: str) -> Any:
-        """Returns the root element of an XML file, or None if the document lacks the file."""
-        return self.parse_xml(file_name) if file_name in self.names else None
+        """Returns the root element of an XML file, or an empty one if the document has no such."""
+        if file_name in self.names:
+            return self.parse_xml(file_name)
+        return import_package("lxml.etree", "lxml", self._name).Element("empty")
 
     def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
         """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
@@ -72,6 +73,5 @@ class ZipDocument:
 
 
 def make_password_error(document_name: str) -> DocumentError:
-    """Returns the error for a document that is protected by a password."""
     hint = "open the document, save it without a password, and name the new file"
     return DocumentError(f"{label_document(document_name)} is protected by a password", hint)

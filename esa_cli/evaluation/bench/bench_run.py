@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,15 +39,14 @@ def describe_invalid_row(row: Mapping[str, Any]) -> str:
 def choose_tasks(benchmark: Benchmark, folder: Path, task_names: Sequence[str] | None) -> list[str]:
     """Returns the requested tasks, or by default every task of the benchmark whose file is in the
     folder. Raises UsageError: a task is unknown. DocumentError: the folder has no file."""
-    if task_names is None:
-        tasks = benchmark.list_tasks_in_folder(folder)
-        if not tasks:
-            raise DocumentError(
-                f"the folder {folder} has no data file of the benchmark",
-                f"download the benchmark's official files: {benchmark.source}",
-            )
-        return tasks
     known = [task.name for task in benchmark.tasks]
+    if task_names is None:
+        tasks = [name for name in known if benchmark.find_file(folder, name)]
+        if not tasks:
+            problem = f"the folder {folder} has no data file of the benchmark"
+            hint = f"download the benchmark's official files: {benchmark.source}"
+            raise DocumentError(problem, hint)
+        return tasks
     for name in task_names:
         if name not in known:
             raise UsageError(f"the benchmark has no task {name!r}", suggest_name(name, known))
@@ -89,8 +88,13 @@ class BenchRecordSelection:
     shard: WorkShard = ALL_WORK
 
     def load_records(self) -> Iterator[BenchRecord]:
-        """Yields the selected records. Raises DocumentError, UsageError."""
-        return self.benchmark.load_records(self.folder, self.tasks, self.limit)
+        """Yields the selected records. Raises DocumentError, UsageError: a library is missing."""
+        benchmark, folder = self.benchmark, self.folder
+        for task in self.tasks:
+            if not benchmark.find_file(folder, task):
+                missing, source = folder / benchmark.files(task)[0], benchmark.source
+                raise DocumentError(f"{missing} is missing", f"get the files: {source}")
+            yield from islice(benchmark.read(folder, task), self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
         """Yields the lists of consecutive records about one document that this process asks."""

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
@@ -70,18 +69,8 @@ class Benchmark:
     files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]  # possible file names
     notes: Mapping[str, str] = field(default_factory=dict)  # remarks on a task's scores, by task
 
-    def list_tasks_in_folder(self, folder: Path) -> list[str]:
-        return [task.name for task in self.tasks if find_first_file(folder, self.files(task.name))]
-
-    def load_records(
-        self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
-    ) -> Iterator[BenchRecord]:
-        """Yields records of the tasks. Raises DocumentError, UsageError: a library is missing."""
-        for task in tasks:
-            if not find_first_file(folder, self.files(task)):
-                missing = folder / self.files(task)[0]
-                raise DocumentError(f"{missing} is missing", f"get the files: {self.source}")
-            yield from islice(self.read(folder, task), limit_per_task)
+    def find_file(self, folder: Path, task: str) -> Path | None:
+        return find_first_file(folder, self.files(task))
 
 
 def find_first_file(folder: Path, file_names: Sequence[str]) -> Path | None:
@@ -139,7 +128,7 @@ def fill_prompt_template(template: str, document: str, **values: str) -> tuple[s
 
 
 TaskTable = dict[str, dict[str, Any]]
-# Title, number of records and prompt of each task; LongBench's length of answers, score, chat.
+# Title, number of records and prompt of each task; LongBench's length of answers, score, no chat.
 LONGBENCH, INFINITEBENCH = (
     cast(TaskTable, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
     for name in ("longbench", "infinitebench")
@@ -166,7 +155,7 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
         data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
             "longbench", task, str(row.name or line_number), *prompt, row.answers,
-            longest=form["longest"], chat=form["chat"], data=data,
+            longest=form["longest"], chat=form.get("chat", True), data=data,
         )  # fmt: skip
 
     return read_json_rows(folder, [f"{task}.jsonl"], LongBenchRow, make_bench_record)
@@ -381,10 +370,8 @@ def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow
             drawn.append(row)
         if len(drawn) == count:
             return drawn
-    raise DocumentError(
-        f"{NEEDLES} has fewer than {count} English needles with different arg1 and arg2",
-        f"download NeedleBench's official files: {NEEDLE_SOURCE}",
-    )
+    message = f"{NEEDLES} has fewer than {count} English needles with different arg1 and arg2"
+    raise DocumentError(message, f"download NeedleBench's official files: {NEEDLE_SOURCE}")
 
 
 def _make_benchmark_tasks(task_table: TaskTable, group_title: str) -> tuple[BenchTask, ...]:

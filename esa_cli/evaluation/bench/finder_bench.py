@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
@@ -18,14 +18,8 @@ from esa_cli.system.jsonl import read_json_lines
 
 DEPTHS = (1, 3, 8)
 _EXAMPLE = '{"question": "...", "documents": ["book.txt"], "passage": "a quotation that answers"}'
-
-
-class FinderQuestion(NamedTuple):
-    """A question, the paths of its documents, and a quotation of the passage that answers."""
-
-    question: str
-    documents: tuple[str, ...]
-    passage: str
+FinderQuestion = tuple[str, tuple[str, ...], str]
+"""A question, the paths of its documents, and a quotation of the passage that answers."""
 
 
 def read_finder_questions(path: Path) -> list[FinderQuestion]:
@@ -37,7 +31,7 @@ def read_finder_questions(path: Path) -> list[FinderQuestion]:
         if not names or not all(isinstance(text, str) and text for text in strings):
             raise UsageError(f"line {number} of {path} is no question", f"write {_EXAMPLE}")
         places = tuple(str(path.parent / name) for name in names)
-        questions.append(FinderQuestion(row["question"], places, row["passage"]))
+        questions.append((row["question"], places, row["passage"]))
     if not questions:
         raise UsageError(f"{path} has no questions", f"write lines like {_EXAMPLE}")
     return questions
@@ -48,7 +42,7 @@ def measure_finder(esa: Esa, questions: Sequence[FinderQuestion]) -> dict[str, A
     of indexing and of a question, and the bytes of the index. Raises UsageError: a quotation is in
     no document. DocumentError, ModelError, ResourceError."""
     started, books = time.perf_counter(), dict[str, Book]()
-    for name in dict.fromkeys(name for question in questions for name in question.documents):
+    for name in dict.fromkeys(name for _, names, _ in questions for name in names):
         indexes = esa.preset.answer.makes_token_index
         books[name] = esa.ingest(name) if indexes else esa.open(name)
     indexing, ranks, asking = time.perf_counter() - started, list[int](), 0.0

@@ -19,27 +19,16 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from esa_cli.attention import compression
 from esa_cli.attention.algebra import concat_key_heads, fold
-from esa_cli.attention.compression import (
-    LearnedCompressor,
-    Linear,
-    NoCompression,
-    fit_closed_form_projections,
-    fit_pca_projections,
-    save_learned_projections,
-)
+from esa_cli.attention.compression import Linear, fit_closed_form_projections, fit_pca_projections
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import PresetError, ResourceError, UsageError
+from esa_cli.models.attachment import fingerprint
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import (
-    KEY,
-    ModelFingerprint,
-    compute_model_fingerprint,
-    make_query_rotation_metadata,
-)
 from esa_cli.models.files.families import has_recurrence, list_sliding_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
@@ -212,7 +201,7 @@ class ProjectionFitter:
     method: Method
     ids: list[int]
     stored: QueryAndKeyFiles
-    of_model: ModelFingerprint
+    of_model: fingerprint.ModelFingerprint
 
     @torch.inference_mode()
     def store_queries_and_keys(self, progress: Progress | None = None) -> None:
@@ -271,8 +260,8 @@ class ProjectionFitter:
         trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
-            KEY: self.of_model.make_json_text(),
-            **make_query_rotation_metadata(self.method),
+            fingerprint.KEY: self.of_model.make_json_text(),
+            **fingerprint.make_query_rotation_metadata(self.method),
             "method": best,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
@@ -280,7 +269,7 @@ class ProjectionFitter:
         }
         # A link stays a link.
         with _writing_errors(path), replace_atomically(path.resolve()) as part:
-            save_learned_projections(part, study.results[best].projections, metadata)
+            compression.save_learned_projections(part, study.results[best].projections, metadata)
 
 
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
@@ -314,8 +303,8 @@ def open_projection_fitter(
             f"to fit projections, a text must have at least {MIN_TOKENS} tokens, got {len(ids)}",
             "give esa calibrate a longer text, best with 50,000 tokens or more",
         )
-    of_model = compute_model_fingerprint(loaded.model)
-    method = replace(resolve_preset(preset).method, compressor=NoCompression())
+    of_model = fingerprint.compute_model_fingerprint(loaded.model)
+    method = replace(resolve_preset(preset).method, compressor=compression.NoCompression())
     stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     return ProjectionFitter(loaded, preset, method, ids, stored, of_model)
 
@@ -323,10 +312,9 @@ def open_projection_fitter(
 def refuse_to_overwrite_foreign_file(path: Path) -> None:
     """Raises UsageError if an existing file at --out was not written by `esa calibrate`."""
     try:
-        is_ours = _MADE_BY in LearnedCompressor(str(path)).metadata
+        is_ours = _MADE_BY in compression.LearnedCompressor(str(path)).metadata
     except PresetError:
         is_ours = False
     if not is_ours:
-        raise UsageError(
-            f"{path} exists, but `esa calibrate` did not write it", "give --out another path"
-        )
+        message = f"{path} exists, but `esa calibrate` did not write it"
+        raise UsageError(message, "give --out another path")

@@ -67,7 +67,6 @@ def find_needle_hits_and_margins(
     vote_sums: Tensor, needle: range, middle_tokens: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
     """Returns for each head or set of heads (X,) if the votes find the needle, and by which margin.
-
     A head finds the needle if the window with the head's most votes, once the window is centred on
     these votes, contains the needle. A head's margin is a / (a + b), where a are the most votes for
     a window that contains the needle, and b the most votes for a window without the needle."""
@@ -285,9 +284,8 @@ def find_retrieval_heads(
                 question_progress(question_index + 1, len(asked))
             return votes
 
-        ranked = [
-            collect_head_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
-        ]
+        ranking = [collect_head_votes(at, question) for at, question in enumerate(first)]
+        ranked = [votes.find_heads_hitting_needle() for votes in ranking]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         best = rank_heads(found, found, margin)[:MAX_HEADS]

@@ -112,10 +112,8 @@ def parse_token_count(text: str) -> int:
     except (ValueError, OverflowError):
         count = 0
     if not 0 < count <= MAX_TOKENS:
-        raise UsageError(
-            f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}",
-            "give a number of tokens such as 32k, 8000 or 1m",
-        )
+        message = f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}"
+        raise UsageError(message, "give a number of tokens such as 32k, 8000 or 1m")
     return count
 
 

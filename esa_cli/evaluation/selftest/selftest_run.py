@@ -11,14 +11,8 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, ask_unanswered_questions
 from esa_cli.evaluation.selftest import run_plan
-from esa_cli.evaluation.tasks import TASKS
-from esa_cli.evaluation.tasks.task_sample import (
-    Haystack,
-    PlantedFact,
-    TaskDocument,
-    TaskQuestion,
-    TaskRequest,
-)
+from esa_cli.evaluation.tasks import TASKS, task_sample
+from esa_cli.evaluation.tasks.task_sample import Haystack, PlantedFact, TaskDocument, TaskQuestion
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
@@ -101,9 +95,8 @@ def find_token_positions(
 ) -> range:
     """Returns the positions in the prompt of the tokens that cover the characters from `text_start`
     to `text_end` of a document. The prompt has `tokens_before` tokens before the document."""
-    inside = [
-        at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
-    ]
+    tokens = enumerate(token_offsets)
+    inside = [at for at, (low, high) in tokens if high > text_start and low < text_end]
     return range(inside[0] + tokens_before, inside[-1] + 1 + tokens_before) if inside else range(0)
 
 
@@ -127,10 +120,8 @@ def make_passage_recall_fields(
         round(sum(compute_fact_share_in_passages(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {
-        "recall": {"mean": shown, "read": read},
-        "why": _explain_missed_answer(score, read >= IN_VIEW),
-    }
+    why = _explain_missed_answer(score, read >= IN_VIEW)
+    return {"recall": {"mean": shown, "read": read}, "why": why}
 
 
 def count_tokens(tokenizer: Any, text: str) -> int:
@@ -140,7 +131,6 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 @dataclass
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
-
     `listener` has `show_prefill(test, length, methods, tokens)`, which returns a callback for
     progress, `show_answer(row)`, and `warn(text)` for a part that is left out."""
 
@@ -164,11 +154,9 @@ class SelftestRun:
                 SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
+            journal, show = self.journal, self.listener.show_answer
             return ask_unanswered_questions(
-                documents,
-                self.journal,
-                deadline=self.deadline,
-                on_result_row=self.listener.show_answer,
+                documents, journal, deadline=self.deadline, on_result_row=show
             )
 
     def count_tokens(self, text: str) -> int:
@@ -182,7 +170,7 @@ class SelftestRun:
     def make_documents(self, test_name: str, document_tokens: int) -> Iterator[TaskDocument]:
         """Yields documents of about `document_tokens` tokens. Raises UsageError."""
         settings = self.settings
-        request = TaskRequest(
+        request = task_sample.TaskRequest(
             document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
         return TASKS[test_name].samples(request)
@@ -326,16 +314,14 @@ class SelftestAnswerer:
                 "prompt": prompt.render_question(question.text, question.prime),
                 **make_layer_recall_fields(score, shares),
             }
+        peak = measure_peak_memory(str(session.model.device))
         return {
             # The mean depth of several facts would be a depth without a fact.
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
             "expected": list(question.answers),
             "answer": reply.text,
             "score": score,
-            "memory": {
-                "kept_bytes": stored,
-                "peak_bytes": measure_peak_memory(str(session.model.device)),
-            },
+            "memory": {"kept_bytes": stored, "peak_bytes": peak},
             "time": {
                 "ask_s": round(reply.total_s, 3), "first_token_s": round(reply.first_token_s, 3),
                 "read_s": round(self._read_s, 2),

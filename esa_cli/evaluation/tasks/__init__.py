@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks import chronicle_task, key_tasks, needle_tasks
+from esa_cli.evaluation.tasks import key_tasks, needle_tasks
+from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 from esa_cli.evaluation.tasks.task_sample import SelftestTask
 
 _make_keys = key_tasks.make_hidden_key_document
 TASKS: dict[str, SelftestTask] = {
-    "needle": SelftestTask(
-        needle_tasks.make_single_needle_document, chronicle_task.contains_answer
-    ),
+    "needle": SelftestTask(needle_tasks.make_single_needle_document, contains_answer),
     "needles": SelftestTask(
         needle_tasks.make_multi_needle_documents, metrics.compute_share_of_found_keywords
     ),
@@ -23,8 +22,6 @@ TASKS: dict[str, SelftestTask] = {
     "niah": SelftestTask(
         key_tasks.make_magic_number_document, metrics.compute_share_of_found_answers
     ),
-    "own": SelftestTask(
-        needle_tasks.plant_needles_in_user_document, chronicle_task.contains_answer
-    ),
+    "own": SelftestTask(needle_tasks.plant_needles_in_user_document, contains_answer),
 }
 """The tasks of all self-tests by name."""

@@ -132,7 +132,6 @@ class ChronicleGenerator:
         return SLOT.sub(lambda m: self.fill_template_slot(m[1], m[2] or "", values), template)
 
     def fill_template_slot(self, slot: str, slot_form: str, values: TemplateSlotValues) -> str:
-        """Returns the word or the person's name that fills one slot of a sentence template."""
         if slot in ("A", "B", "C"):
             person = values.people.get(slot) or values.people.setdefault(slot, self.draw_person())
             return person.choose_name_or_pronoun(slot_form)
@@ -142,7 +141,6 @@ class ChronicleGenerator:
         return text.split("|")[-1 if slot_form == "bare" else 0]
 
     def draw_word(self, word_kind: str, values: TemplateSlotValues) -> str:
-        """Draws a random number, year or word of one kind for a slot of a sentence template."""
         if word_kind in NUMBERS:
             # A number of a fact must not stand elsewhere, where it would answer the question.
             while (value := self.draw_integer(*NUMBERS[word_kind])) % 100 in self.reserved:

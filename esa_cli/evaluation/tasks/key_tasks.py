@@ -70,12 +70,11 @@ def make_hidden_key_document(
     templates: HiddenKeyTemplates, request: TaskRequest
 ) -> Iterator[TaskDocument]:
     """Makes a document of the test `passkey` or `number`, which hides a key for each question."""
-    check_sample_count(
-        request, len(WORDS["colours"]), "ask for fewer --samples; each key needs another colour"
-    )
+    colours, hint = WORDS["colours"], "ask for fewer --samples; each key needs another colour"
+    check_sample_count(request, len(colours), hint)
     dice = StableRandom(templates.name, request.length, request.seed, 0)
     sentences, questions = [], []
-    for fact, colour in enumerate(dice.draw_items(WORDS["colours"], request.samples)):
+    for fact, colour in enumerate(dice.draw_items(colours, request.samples)):
         key, gate = templates.draw_key(dice), f" of the {colour} gate"
         sentences.append(templates.fact.format(key=key, gate=gate))
         asked = templates.question.format(gate=gate)

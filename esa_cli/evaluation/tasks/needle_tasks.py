@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     plant_sentences,
     plant_sentences_in_haystack,
 )
+from esa_cli.system.jsonl import read_json_lines
 
 LONGEST = 24
 FOLDER = Path(__file__).parent
@@ -41,30 +41,24 @@ class Needle(NamedTuple):
     answers: tuple[str, ...]
 
 
-@cache
-def load_needles() -> tuple[Needle, ...]:
-    lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
-    return tuple(
-        Needle(number, row["needle"], row["question"], tuple(row["answers"]))
-        for number, row in enumerate(map(json.loads, lines), 1)
-    )
+NEEDLES = [
+    Needle(number, row["needle"], row["question"], tuple(row["answers"]))
+    for number, row in enumerate(read_json_lines(FOLDER / "needles.jsonl"), 1)
+]
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
     """Takes a needle for each requested question from the top of the file of needles, and shuffles
     the needles by the request's seed. Raises UsageError: the file has too few needles."""
-    needles = load_needles()
-    check_sample_count(request, len(needles), "ask for fewer --samples; esa has no more needles")
+    check_sample_count(request, len(NEEDLES), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
-    return dice.draw_items(needles[: request.samples], request.samples)
+    return dice.draw_items(NEEDLES[: request.samples], request.samples)
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     return tuple(
-        TaskQuestion(
-            f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
-        )
-        for fact, needle in enumerate(needles)
+        TaskQuestion(f"needle-{number:02}", question, answers, (fact,), LONGEST)
+        for fact, (number, _, question, answers) in enumerate(needles)
     )
 
 
@@ -78,10 +72,8 @@ def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
 def plant_needles_in_user_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `own`, which is the user's whole text with needles."""
     if not request.haystack.text:
-        raise UsageError(
-            f"the self-test `own` needs a text of yours, not {request.haystack.name}",
-            "give the text file or folder with --haystack",
-        )
+        message = f"the self-test `own` needs a text of yours, not {request.haystack.name}"
+        raise UsageError(message, "give the text file or folder with --haystack")
     needles = choose_shuffled_needles(request)
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)
@@ -102,8 +94,6 @@ GUIDE = (
 JOINT = "、"
 SHARED_QUESTIONS = 8
 """The largest number of questions about one document, since there are no more needles."""
-
-
 KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
 """Templates of needles; `first` and `second` list the values of {arg1} and {arg2}."""
 
@@ -170,12 +160,11 @@ def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskDocument
         numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
         owners = assign_facts_to_questions(dice, [STARS_PER_QUESTION] * len(variants))
-        stars = [
-            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
+        lines = [
+            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r).strip()
             for owner, a, r in zip(owners, right, wrong, strict=True)
         ]
         depths = [(i + 1) / count for i in range(count)]
-        lines = [star.strip() for star in stars]
         text, facts = plant_sentences_in_haystack(request, lines, depths, separators=("\n", "\n"))
         questions = []
         for which, variant in enumerate(variants):

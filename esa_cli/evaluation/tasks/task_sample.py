@@ -63,10 +63,8 @@ class TaskQuestion:
 
     key: str  # a name that identifies the question among the document's questions
     text: str
-    answers: tuple[str, ...]
-    """Answers that are accepted, or texts that the score looks for one by one."""
-    facts: tuple[int, ...]
-    """The indices of the facts that answer the question, among the document's facts."""
+    answers: tuple[str, ...]  # those accepted, or texts that the score looks for one by one
+    facts: tuple[int, ...]  # the indices of the facts that answer, among the document's facts
     max_new_tokens: int
     prime: str = ""  # the start of the answer, which the model continues
     data: Mapping[str, Any] = field(default_factory=dict)  # further values for computing the score
@@ -83,8 +81,7 @@ class TaskDocument:
     facts: tuple[PlantedFact, ...]
     questions: tuple[TaskQuestion, ...]
     before: str = ""  # the prompt's text before the document
-    after: str | None = None
-    """The prompt's text after the document, with {question}; None: the preset's prompt is used."""
+    after: str | None = None  # after the document, with {question}; None: the preset's prompt
 
 
 @dataclass(frozen=True)
@@ -92,8 +89,7 @@ class TaskRequest:
     """A request for the documents and questions of a self-test."""
 
     length: int  # the number of tokens in a document
-    count_tokens: TokenCounter
-    """The same function in all requests, since the haystack caches counts by function."""
+    count_tokens: TokenCounter  # the same in all requests, since the haystack caches counts by it
     haystack: Haystack
     samples: int  # the number of questions
     seed: int
@@ -276,10 +272,8 @@ def plant_sentences(
 
 
 def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageError:
-    return UsageError(
-        f"{len(sentences)} planted sentences do not fit into {too_small_text}",
-        "ask for fewer --samples or a greater --len",
-    )
+    message = f"{len(sentences)} planted sentences do not fit into {too_small_text}"
+    return UsageError(message, "ask for fewer --samples or a greater --len")
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:
@@ -292,9 +286,7 @@ def plant_sentences_in_haystack(
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
     """Plants sentences in the haystack's first paragraphs, for a text of the requested length.
     Raises UsageError: the sentences fill more than half of it, or the haystack is too short."""
-    taken = sum(
-        count_added_tokens(request.count_tokens, sentence, separators[0]) for sentence in sentences
-    )
+    taken = sum(count_added_tokens(request.count_tokens, one, separators[0]) for one in sentences)
     if 2 * taken > request.length:
         raise _make_no_room_error(sentences, f"a document of {request.length} tokens")
     parts = request.haystack.take_first_paragraphs(request.count_tokens, request.length - taken)
@@ -321,12 +313,9 @@ def divide_questions_among_documents(
 def assign_facts_to_questions(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
     """Returns the index of the question of each planted fact, spread at random."""
     rounds = max(facts_per_question)
+    turns = [{int((i + 0.5) * rounds / n) for i in range(n)} for n in facts_per_question]
     out: list[int] = []
     for turn in range(rounds):
-        takes = [
-            which
-            for which, count in enumerate(facts_per_question)
-            if turn in {int((i + 0.5) * rounds / count) for i in range(count)}
-        ]
+        takes = [which for which, own in enumerate(turns) if turn in own]
         out += dice.draw_items(takes, len(takes))
     return out

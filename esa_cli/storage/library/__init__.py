@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from esa_cli.storage.library.catalogue import Catalogue, FileRecord
-from esa_cli.storage.library.disk import get_library_folder
 from esa_cli.storage.library.document_files import SEGMENT, Layout, LibraryEntry
-from esa_cli.storage.library.library import Library, PruneResult
+from esa_cli.storage.library.library import Library
 
-__all__ = [
-    "SEGMENT",
-    "Catalogue",
-    "FileRecord",
-    "Layout",
-    "Library",
-    "LibraryEntry",
-    "PruneResult",
-    "get_library_folder",
-]
+__all__ = ["SEGMENT", "Catalogue", "FileRecord", "Layout", "Library", "LibraryEntry"]

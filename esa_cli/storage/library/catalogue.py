@@ -107,11 +107,9 @@ def _encode_text_with_lone_surrogates(value: Any) -> Any:
     return encode_text(value) if isinstance(value, str) and has_lone_surrogate(value) else value
 
 
-def _decode_file_record(database_row: Iterable[Any]) -> FileRecord:
-    def decode_if_bytes(value: Any) -> Any:
-        return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
-
-    return FileRecord(*map(decode_if_bytes, database_row))
+def _decode_file_record(row: Iterable[Any]) -> FileRecord:
+    values = (one.decode(errors="surrogatepass") if isinstance(one, bytes) else one for one in row)
+    return FileRecord._make(values)
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -279,10 +277,8 @@ class FileRecordLookup:
     def _update_entry_file_path(self, entry: LibraryEntry) -> LibraryEntry | None:
         """Returns the entry with the path of a file that has its text now, or None if none has."""
         known = self.find_file_records(entry.file_path)
-        for record in known:
-            if record.digest == entry.text_sha256 and not self.is_file_removed(record):
-                return entry
-        if not known:
+        digests = [record.digest for record in known if not self.is_file_removed(record)]
+        if not known or entry.text_sha256 in digests:
             return entry
         other = self._by_text.get(entry.text_sha256)
         if other is None:
@@ -317,7 +313,6 @@ class Catalogue:
             yield
 
     def list_present_and_former(self) -> PresentAndFormerEntries:
-        """Divides the library's documents, both parts by last use. Raises LibraryError."""
         entries = document_files.read_manifests(self._paths)
         return self.load_file_record_lookup().divide_by_presence(entries)
 
@@ -378,15 +373,9 @@ class Catalogue:
     def remove_unused_texts(self) -> int:
         """Removes texts that no document or file has from the index, and returns their number."""
         stored = set(map_text_digests_to_document_keys(self._paths))
-
-        def find_unused_text_digests() -> set[str]:
-            recorded = {record.digest for record in self.files.list_records()}
-            return self.texts.list_digests() - stored - recorded
-
-        if not find_unused_text_digests():
-            return 0
         with self.run_transaction():  # within it no other process can begin to use one
-            digests = find_unused_text_digests()
+            recorded = {record.digest for record in self.files.list_records()}
+            digests = self.texts.list_digests() - stored - recorded
             for digest in digests:
                 self.texts.remove_text(digest)
         return len(digests)
@@ -568,7 +557,6 @@ def _bring_catalogue_up_to_date(db: sqlite3.Connection, paths: LibraryPaths) -> 
 
 
 def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
-    """Deletes the catalogue if an error of sqlite says that the file is damaged."""
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
     if decoding or _get_sqlite_error_code(error) in _DAMAGED:
         # A journal that is left would be applied to the catalogue that is made next.

@@ -73,7 +73,6 @@ def compute_document_key(prefill_identity: str, text: str) -> str:
 
 
 def is_manifest_file_name(file_name: str) -> bool:
-    """Whether a name in the library's folder `documents` is that of a document's manifest."""
     return file_name.endswith(".doc") and _FINISHED["documents"].fullmatch(file_name) is not None
 
 
@@ -233,12 +232,10 @@ def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> t
 def unpack_checksummed_file(
     data: bytes, file_kind: str, path: Path, document_key: str, expected_digest: str | None = None
 ) -> bytes:
-    """Checks the digest at the beginning of a file, and returns the payload after the digest.
-    Raises LibraryFileVersionError: the file has another format. LibraryError: the file is damaged.
-
-    Args:
-        data: the file's bytes, or the bytes of a segment file's header.
-        expected_digest: the file's digest in the document's manifest, or None if there is none."""
+    """Checks the digest at the beginning of a file, or of a segment file's header, and returns the
+    payload after the digest. `expected_digest` is the file's in the document's manifest, if it has
+    one. Raises LibraryFileVersionError: the file has another format. LibraryError: the file is
+    damaged."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():
         reason = f"it does not begin like a {file_kind} file of esa"

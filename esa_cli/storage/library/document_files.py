@@ -118,7 +118,7 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one token's keys, values and reduced keys in one layer."""
+        """The bytes of one token's keys and values in one layer."""
         if self.kind == "native":
             return self.width * ITEM_BYTES[self.dtype]
         return self.width + 4 * (self.width // self.block)
@@ -158,10 +158,6 @@ class Layout:
             if data[name] == usual:
                 del data[name]
         return data
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Layout:
-        return Layout(**{**data, "reduced": tuple(data["reduced"])})
 
 
 @lru_cache(maxsize=1024)
@@ -313,7 +309,7 @@ def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: byte
     stored = json.loads(payload)
     if stored["key"] != document_key:
         raise disk.make_damage_error(path, "it is the manifest of another document", document_key)
-    layout = Layout.from_json(stored.pop("layout"))
+    layout = Layout(**stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return LibraryEntry(layout=layout, **lists, **stored)
 

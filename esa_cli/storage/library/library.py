@@ -94,7 +94,6 @@ class DocumentWriter:
 
     @property
     def stored_token_count(self) -> int:
-        """Number of the document's tokens whose KV cache is on disk already."""
         return sum(segment.tokens for segment in self.segments)
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
@@ -148,12 +147,10 @@ class DocumentWriter:
         self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
         head: int = 0, provenance: dict[str, Any] | None = None,
     ) -> LibraryEntry:  # fmt: skip
-        """Writes the document's text, tokens and manifest, and returns the document's entry. Raises
-        ValueError: segments or offsets are missing. DiskError: the disk is full.
-
-        Args:
-            offsets: (n, 2), first character and end of each token in `text`.
-            marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
+        """Writes the document's text, tokens and manifest, and returns the document's entry.
+        `offsets` (n, 2) are the first character and the end of each token in `text`, `marks` and
+        `provenance` JSON data, and `head` the number of the prompt's tokens. Raises ValueError:
+        segments or offsets are missing. DiskError: the disk is full."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
         if not len(self.ids) == self.stored_token_count == len(offsets):
@@ -274,11 +271,8 @@ class Library:
         document. If the `with` block ends without `finish_document`, complete segments stay on
         disk, from which the next ingest resumes. Raises DiskError: the document does not fit on
         the disk. LibraryError: the library cannot be written, or the document is damaged.
-
-        Args:
-            make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
-            ids: all token ids. on_wait: called while another process holds the document's lock.
-            state_bytes: number of bytes of the model's recurrent states."""
+        `make_writer` is `DocumentWriter` or, for a KV cache, `KVCacheWriter`. `on_wait` is called
+        while another process holds the lock; `state_bytes` is the size of all recurrent states."""
         paths = self._paths
         paths.create_library_folders()
         with paths.hold_lock(key, on_wait):
@@ -324,10 +318,8 @@ class Library:
     def store_word_index(self, entry: LibraryEntry, payload: bytes) -> None:
         """Stores a document's word index, unless another process holds the document's lock."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
-        with (
-            suppress(LibraryError, ResourceError, OSError),
-            self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock),
-        ):
+        lock = self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock)
+        with suppress(LibraryError, ResourceError, OSError), lock:
             if self._paths.has_document(entry.key):
                 disk.write_checksummed_file(path, "words", owner + payload, entry.key)
 
@@ -485,9 +477,8 @@ def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
     """Deletes files of a library in the given order, and returns the number of bytes freed."""
     freed = 0
     for path in files:
-        size = disk.get_file_size(path)
+        freed += disk.get_file_size(path)
         path.unlink(missing_ok=True)
-        freed += size
         if path.suffix == ".doc":
             disk.flush_folder_to_disk(paths.documents)
     for folder in {path.parent for path in files}:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, get_first_line
 from esa_cli.storage.library import disk, document_files
@@ -26,6 +25,8 @@ from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
 CHUNK_BYTES = 1 << 22
+FileByteRange = tuple[Path, int, int]
+"""Where a library's file is: in the archive or file `path`, from byte `start`, `size` bytes."""
 
 
 class DamagedSourceError(LibraryError):
@@ -40,14 +41,6 @@ class LibraryCopyResult:
     already_there: int = 0  # number of documents that the target library had before
     bytes: int = 0
     failed: list[LibraryError] = field(default_factory=list)
-
-
-class FileByteRange(NamedTuple):
-    """The place of a library's file: a range of bytes in an archive, or the whole file `path`."""
-
-    path: Path
-    start: int
-    size: int
 
 
 class SourceLibrary:
@@ -93,7 +86,7 @@ def _list_folder_files(library_folder: str) -> dict[str, FileByteRange]:
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{library_folder} is not a library of esa", hint)
     return {
-        _make_relative_path(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
+        _make_relative_path(paths, path): (path, 0, disk.get_file_size(path))
         for path in paths.list_all_files()
     }
 
@@ -111,7 +104,7 @@ def _list_archive_files(archive_path: str) -> dict[str, FileByteRange]:
         end = file.read(1024)
         if len(end) < 1024 or any(end) or not all(member.isfile() for member in members):
             raise tarfile.ReadError("the archive is cut off or damaged")
-    return {member.name: FileByteRange(path, member.offset_data, member.size) for member in members}
+    return {member.name: (path, member.offset_data, member.size) for member in members}
 
 
 def push_documents(
@@ -143,14 +136,11 @@ def pull_documents(
     library: Library, source_path: str, id_prefixes: Sequence[str] = (),
     progress: Progress | None = None, on_wait: Callable[[], None] | None = None,
 ) -> LibraryCopyResult:  # fmt: skip
-    """Copies documents from another library's folder or from an archive file into the library.
-    Raises LibraryError: the place is not a library. UsageError: no document has a chosen id.
-    DiskError: the disk is full.
-
-    Args:
-        id_prefixes: beginnings of documents' ids; by default all documents are copied.
-        progress: called with the numbers of documents done and of all documents.
-        on_wait: called while another process holds a document's lock."""
+    """Copies documents from another library's folder or from an archive file into the library, by
+    default all, else those whose ids begin with one of `id_prefixes`. `progress` is as in
+    `push_documents`, and `on_wait` is called while another process holds a document's lock. Raises
+    LibraryError: the place is not a library. UsageError: no document has a chosen id. DiskError:
+    the disk is full."""
     refuse_url_as_copy_place(source_path)
     source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
@@ -213,10 +203,8 @@ def _copy_document(
                 try:  # another document or a stopped copy may have left the file
                     verify_document_file(path, path, entry)
                 except LibraryError:
-                    with (
-                        _convert_source_errors(source.place, target, key, path),
-                        disk.create_file_atomically(path, key) as file,
-                    ):
+                    convert_errors = _convert_source_errors(source.place, target, key, path)
+                    with convert_errors, disk.create_file_atomically(path, key) as file:
                         for chunk in source.read_file_chunks(_make_relative_path(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
@@ -274,7 +262,6 @@ def _convert_source_errors(place: str, paths: LibraryPaths, key: str, path: Path
 
 
 def _make_relative_path(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a library's file relative to the library's folder, with slashes."""
     return path.relative_to(paths.root).as_posix()
 
 

@@ -4,7 +4,7 @@ After each segment of the KV cache, the states of the model's recurrent layers a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,22 +13,13 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
+from esa_cli.storage import memory_store
 from esa_cli.storage.library import disk, document_files, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
 from esa_cli.storage.library.packed_files import Projections, RecurrentStates, State
-from esa_cli.storage.memory_store import (
-    BLOCK,
-    CPU,
-    AppendableKVStoreChain,
-    KVStoreChain,
-    KVStoreSlice,
-    MemoryKVStore,
-    make_slice_or_list,
-    refuse_change_of_read_only_store,
-    split_keys_and_values,
-)
+from esa_cli.storage.memory_store import BLOCK, CPU, Blocks, KVStoreChain, KVStoreSlice
 
 
 class SegmentKVStore(document_files.KVSegmentLayer):
@@ -47,7 +38,7 @@ class SegmentKVStore(document_files.KVSegmentLayer):
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = document_files.decode_records(self.read_encoded_tokens(start, stop), self.layout)
-        return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
+        return memory_store.split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,15 +48,15 @@ class SegmentKVStore(document_files.KVSegmentLayer):
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
             rows = document_files.decode_records(records.index_select(0, at), self.layout)
-        return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
+        return memory_store.split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, max_tokens: int = BLOCK, groups: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Blocks:
         records = self.read_encoded_tokens(start, stop)
         for low in range(0, stop - start, max_tokens):
             block = records[low : low + max_tokens]
-            vectors = make_slice_or_list(groups or range(self.heads))
+            vectors = memory_store.make_slice_or_list(groups or range(self.heads))
             keys = document_files.decode_records(block, self.layout, vectors).to(self.device)
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
 
@@ -73,9 +64,7 @@ class SegmentKVStore(document_files.KVSegmentLayer):
     def reduced_key_count(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def get_reduced_blocks(
-        self, start: int, stop: int, max_tokens: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
+    def get_reduced_blocks(self, start: int, stop: int, max_tokens: int = BLOCK) -> Blocks:
         assert stop <= self.reduced_key_count, "all tokens must have reduced keys"
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
@@ -85,7 +74,7 @@ class SegmentKVStore(document_files.KVSegmentLayer):
         for low in range(start, stop, max_tokens):
             yield low, features[low : min(low + max_tokens, stop)].to(self.device)
 
-    append = append_reduced_keys = crop = refuse_change_of_read_only_store
+    append = append_reduced_keys = crop = memory_store.refuse_change_of_read_only_store
 
 
 def read_recurrent_states(
@@ -149,15 +138,15 @@ class KVCacheWriter(DocumentWriter):
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
         super().__init__(paths, key, identity, ids, layout, prefixes)
-        self.layers = list[AppendableKVStoreChain]()
+        self.layers = list[memory_store.AppendableKVStoreChain]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
             shape = layout.make_layer_layout(i)
             sizes = shape.heads, shape.dim, dtype, device, shape.shared
-            tail = MemoryKVStore(*sizes, expected=layout.segment)
+            tail = memory_store.MemoryKVStore(*sizes, expected=layout.segment)
             parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
             slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
-            self.layers.append(AppendableKVStoreChain(slices, tail))
+            self.layers.append(memory_store.AppendableKVStoreChain(slices, tail))
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
         """Opens the complete segments, and loads the projections and the recurrent states."""
