@@ -93,17 +93,22 @@ class TextLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A document's text with \\n line endings, and the file from which the text was read;
-    `encoding`, `marks` and `missing` are as in `ExtractedText`."""
+    """A document's text with \\n line endings, and the file from which the text was read.
+
+    Args:
+        source: the path as the user gave it, or "-" for standard input.
+        encoding, marks, missing: as in `ExtractedText`.
+        bytes: the length of the file.
+        stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
 
     name: str
     text: str
-    source: str  # the path as the user gave it, or "-" for standard input
+    source: str
     encoding: str
-    bytes: int  # the length of the file
+    bytes: int
     marks: tuple[Mark, ...] = ()
     missing: tuple[str, ...] = ()
-    stamp: str | None = field(default=None, compare=False)  # `compute_file_stamp` before reading
+    stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
         """Returns the page, line or row, and chapter of the character at `offset` in the text."""
@@ -123,6 +128,7 @@ class Document:
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
     """Reads the document at a path and extracts its text; "-" reads `stdin`, by default sys.stdin.
+
     Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, larger than
     `limit` bytes, empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
