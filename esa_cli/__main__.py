@@ -1,8 +1,7 @@
 """Runs a command of the program `esa`, or `python -m esa_cli`, and turns errors into exit codes.
 
 Slow modules are imported inside functions, where Ctrl-C is caught, so that it ends the program
-without a traceback even during an import.
-"""
+without a traceback even during an import."""
 
 from __future__ import annotations
 
@@ -62,10 +61,8 @@ SYNONYMS |= {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one `esa` command and returns its exit code; docs/cli.md lists the exit codes.
-
-    Args:
-        arguments: the words after `esa`; None means the arguments of the command line."""
+    """Runs the `esa` command of the arguments, or of the command line if they are None, and returns
+    its exit code; docs/cli.md lists the exit codes."""
     # torch and transformers make a million objects on import, and searching these for garbage takes
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()
@@ -176,8 +173,7 @@ def _raise_if_command_or_option_was_replaced(name: str) -> None:
 
 
 def make_click_command(only_subcommand: str | None = None) -> Any:
-    """Makes the click command `esa` with all subcommands, or with only one subcommand,
-    which is faster."""
+    """Makes the click command `esa` with all subcommands or, which is faster, with only one."""
     import typer
     import typer.main
 

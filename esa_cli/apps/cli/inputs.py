@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.document import (
+    GatheredDocuments,
+    InputFiles,
+    find_files,
+    gather_documents,
+    select_files_of_shard,
+)
 from esa_cli.errors import UsageError
 from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import has_lone_surrogate
-
-if TYPE_CHECKING:
-    from esa_cli.documents.document import GatheredDocuments, InputFiles
 
 SAVE_INPUT = "save the text of standard input to a file"
 Line = str | UsageError
@@ -23,8 +27,7 @@ def split_off_question(
     arguments: Sequence[str] | None, command_name: str, *, documents_optional: bool = False
 ) -> tuple[list[str], str]:
     """Splits arguments into documents and the question, which comes last, or anywhere if it alone
-    is no document. Raises UsageError: the question is missing or has no quotes, or, unless
-    `documents_optional`, the document is missing."""
+    is no document. Raises UsageError: one of them is missing, or the question has no quotes."""
     *documents, question = arguments or [""]
     others = [one for one in documents if not _is_document(one) and not _looks_like_file(one)]
     if _is_document(question) and len(others) == 1:
@@ -67,11 +70,8 @@ def _looks_like_file(argument: str) -> bool:
 def read_documents(
     document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents, or a shard of them, that names, folders and patterns stand for. Warns of
-    files that are left out. Raises DocumentError. UsageError: there are no documents, or standard
-    input cannot be divided."""
-    from esa_cli.documents.document import find_files, select_files_of_shard
-
+    """Reads the documents, or a shard of them, that names, folders and patterns stand for. Raises
+    DocumentError. UsageError: there are no documents, or standard input cannot be divided."""
     files = find_files(document_names)
     if not shard.is_whole_list:
         if "-" in document_names:
@@ -84,8 +84,6 @@ def read_documents(
 
 def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
     """Reads files as documents, each text once, and warns of files that are left out."""
-    from esa_cli.documents.document import gather_documents
-
     gathered = gather_documents(files).remove_repeated_texts()
     for left_out in gathered.left_out:
         has_name = left_out.files is None or "(" in left_out.why  # someone may miss the file

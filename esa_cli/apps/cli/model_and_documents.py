@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +51,7 @@ class IngestProgressDisplay(IngestEvents):
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
         self._started, self._resumed_at = 0.0, 0
-        self._warned = set[str]()
+        self._warn_once = cache(reporter.warn)
 
     def report_stored_document(self, book: Book) -> None:
         self._warn_of_missing_contents(book.document)
@@ -94,11 +94,6 @@ class IngestProgressDisplay(IngestEvents):
         """Warns, once for each document, of contents that could not be extracted."""
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
-
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self._warned:
-            self._warned.add(warning)
-            self.reporter.warn(warning)
 
 
 @contextmanager

@@ -343,8 +343,7 @@ def _make_missing_document_error(document_name: str) -> ApiError:
 
 
 def make_documents_json(documents: AllowedDocuments, session: str = "") -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`, with all documents that requests of a session
-    may name, and the groups of these documents."""
+    """Returns the JSON of `GET /v1/documents`: documents that a session may name, and groups."""
     left_out: list[str] = []
     data, groups = list[dict[str, Any]](), list[dict[str, str]]()
     for group in documents.iterate_groups(session, left_out):

@@ -1,7 +1,6 @@
 """A server of the Model Context Protocol (MCP), whose tools find, ask and ingest documents.
 
-The server is built on the low-level `Server` of the protocol's SDK, because the SDK's `MCPServer`
-ignores unknown arguments."""
+It uses the low-level `Server` of the protocol's SDK, as `MCPServer` ignores unknown arguments."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ DOCUMENTS = (
 
 
 class ToolArguments(BaseModel):
-    """The arguments of an MCP tool. The client's model reads the docstring of each subclass as the
-    description of its tool."""
+    """The arguments of an MCP tool, whose docstring describes the tool to the client's model."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,8 +1,7 @@
 """The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
 Without a token the server accepts only connections from this machine, and refuses requests of
-foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
-of a request tell whether a foreign web page has sent the request.
+foreign web pages in a browser on it, which the headers Origin, Sec-Fetch-Site and Host tell.
 
 The package sse-starlette is not used, as it cuts off streams half a second after a signal."""
 
@@ -117,8 +116,7 @@ def serve_asgi_app(app: ASGIApp, listening_socket: socket.socket) -> None:
 
 
 class AccessCheckMiddleware:
-    """ASGI middleware that refuses requests without the token or, if `token` is None, requests of
-    foreign web pages."""
+    """ASGI middleware that refuses requests without the token or, without one, of foreign pages."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app

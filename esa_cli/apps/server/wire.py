@@ -220,8 +220,7 @@ _PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
 def parse_request(model: type[Request], body_or_query: bytes | Mapping[str, str]) -> Request:
-    """Parses the JSON body or the query parameters of a request. Raises ApiError 400, which names
-    the wrong parameter."""
+    """Parses a JSON body or query. Raises ApiError 400, which names the wrong parameter."""
     try:
         if isinstance(body_or_query, bytes):
             return model.model_validate_json(body_or_query)

@@ -22,7 +22,7 @@ import typer
 
 from esa_cli.apps.cli.inputs import SAVE_INPUT
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
@@ -42,18 +42,13 @@ EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book
 @options.make_typer_command
 def batch(
     questions: Annotated[
-        Path,
-        typer.Argument(
-            metavar="QUESTIONS.jsonl",
-            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
-        ),
+        Path, argument("QUESTIONS.jsonl", 'Lines like {"question": "...", "documents": ["a.pdf"]}.')
     ],
     out: Annotated[
         Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
     ],
     documents: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DOC...", help="Documents for the questions that name none."),
+        list[str] | None, argument("DOC...", "Documents for the questions that name none.")
     ] = None,
     limit: Annotated[
         int | None, option("--limit N", "Ask only the first N questions.", min=1)
@@ -207,8 +202,7 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line; or, of an invalid line, only the field "id" if there is
-    one, and a text that says what is wrong in the line."""
+    """Returns the JSON object of a line; or of an invalid line its "id", if any, and its fault."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too

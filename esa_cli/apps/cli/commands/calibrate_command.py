@@ -12,13 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+from esa_cli.documents.document import find_files, join_texts
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
@@ -52,7 +54,6 @@ class CalibrationOptions:
 
     def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks that the output file may be written. Raises UsageError, DocumentError."""
-        from esa_cli.documents.document import find_files
         from esa_cli.evaluation.calibration import fitted_projections
 
         files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
@@ -62,9 +63,7 @@ class CalibrationOptions:
 
 @options.make_typer_command
 def calibrate(
-    texts: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
-    ],
+    texts: Annotated[list[str], argument("FILE...", "Texts to read, or - for standard input.")],
     model_options: options.MethodModelOptions,
     opts: CalibrationOptions,
     as_json: options.Json = False,
@@ -92,9 +91,7 @@ def calibrate(
 def _fit_compressors_and_measure_recall(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[RecallStudy, Preset, dict[str, Any]]:
-    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
@@ -207,9 +204,6 @@ def _find_retrieval_heads(
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import TASKS
-    from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)

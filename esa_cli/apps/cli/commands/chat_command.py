@@ -17,6 +17,7 @@ import typer
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
+from esa_cli.apps.cli.options.command_help import argument
 from esa_cli.apps.cli.output import answer_output, terminal
 from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
@@ -50,9 +51,7 @@ _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 
 @options.make_typer_command
 def chat(
-    documents: Annotated[
-        list[str], typer.Argument(metavar="DOC...", help="The documents to talk about.")
-    ],
+    documents: Annotated[list[str], argument("DOC...", "The documents to talk about.")],
     keep: options.Keep = None,
     method: options.Method = None,
     top: Top = None,
@@ -247,8 +246,7 @@ def _note_first_ctrl_c(presses: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _hold_typed_keys_back() -> Iterator[None]:
-    """A context manager in which a POSIX terminal does not show typed keys, which the next line of
-    input then begins with."""
+    """Keeps a POSIX terminal from showing typed keys; the next line of input begins with them."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return

@@ -17,7 +17,7 @@ import typer
 
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
@@ -134,9 +134,9 @@ class FindCommandOptions(options.DocumentSearchOptions):
 def find(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC... WORDS",
-            help="Files, folders or patterns, or - for standard input; then words or a question "
+        argument(
+            "DOC... WORDS",
+            "Files, folders or patterns, or - for standard input; then words or a question "
             "in quotes.",
         ),
     ] = None,
@@ -332,9 +332,9 @@ class CollectCommandOptions(options.DocumentSearchOptions):
 def collect(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC... QUESTION",
-            help="Files, folders or patterns, or - for standard input; then a question in quotes, "
+        argument(
+            "DOC... QUESTION",
+            "Files, folders or patterns, or - for standard input; then a question in quotes, "
             "which says what to look for.",
         ),
     ] = None,

@@ -15,7 +15,7 @@ import typer
 from esa_cli.apps.cli.commands.serve_command import Allow, check_mcp_sdk_version
 from esa_cli.apps.cli.mcp_clients import CLIENTS, install_server_entry
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def mcp(
     action: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[install CLIENT|skill]",
-            help=f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
+        argument(
+            "[install CLIENT|skill]",
+            f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
             f"({', '.join(CLIENTS)}); or print a SKILL.md for agents.",
         ),
     ] = None,

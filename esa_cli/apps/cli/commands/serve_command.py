@@ -12,11 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
@@ -96,9 +94,9 @@ class ServeCommandOptions:
 def serve(
     documents: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC...",
-            help="Documents for requests that name none; without these and --allow the library.",
+        argument(
+            "DOC...",
+            "Documents for requests that name none; without these and --allow the library.",
         ),
     ] = None,
     *,

@@ -84,9 +84,8 @@ def print_answer_and_passages(
 def _print_notes(
     reply: Reply, notes: Sequence[str], lead: str, heading: str, reporter: Reporter
 ) -> None:
-    """Prints doubts about an answer, and notes, between two sentences. On a terminal all are one
-    line with the first doubt, note or warning, the first file that is left out, and the number of
-    the others."""
+    """Prints doubts about an answer, and notes, between two sentences; on a terminal one line with
+    the first doubt, note or warning, the first file left out, and the number of the others."""
     doubts = [NOT_FOUND] * reply.doubtful + [CUT_OFF] * reply.cut
     warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
     if reporter.live and not reporter.is_verbose:

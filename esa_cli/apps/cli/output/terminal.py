@@ -142,9 +142,9 @@ class Reporter(AbstractContextManager["Reporter"]):
         for warning in self.release_warnings():
             self.warn(warning)
 
-    def hold_warnings(self) -> None:
-        """From now on, on a terminal, leaves out dim notes, and holds warnings back."""
-        if self.live and not self.is_verbose:
+    def hold_warnings(self, even_if_quiet: bool = False) -> None:
+        """Holds warnings, and leaves out dim notes, on a terminal or `even_if_quiet`."""
+        if even_if_quiet or (self.live and not self.is_verbose):
             self._held = []
 
     def release_warnings(self) -> list[str]:
