@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 TICK_S = 5.0
 """Maximum seconds between two events of a stream."""
 CLIENT_GONE = 499
-END_WITHIN_S = 30.0
-"""Seconds to wait for the running answer when the server shuts down."""
 END_STREAMS_WITHIN_S = 10
 """Seconds that running answers have to end after a signal."""
 SEND_WITHIN_S = 30
@@ -262,7 +260,7 @@ def make_asgi_app(
             async with mcp_manager.run() if mcp_manager else nullcontext():
                 yield
         finally:
-            routes.worker.cancel_all_jobs(END_WITHIN_S)
+            routes.worker.cancel_all_jobs()
 
     log = [] if access_log is None else [access_log]
     handled_errors = (ApiError, EsaError, HTTPException, Exception)

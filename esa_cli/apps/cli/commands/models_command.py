@@ -67,11 +67,8 @@ def pull_model(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
-    chosen = (
-        DEFAULT_MODEL
-        if model_reference is None
-        else preset_files.resolve_to_hub_id(model_reference)
-    )
+    reference = DEFAULT_MODEL if model_reference is None else model_reference
+    chosen = preset_files.resolve_to_hub_id(reference)
     with terminal.Reporter(quiet) as reporter:
         folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.show_stage)
     print(folder)
@@ -90,10 +87,8 @@ def suggest_model(as_json: options.Json = False) -> None:
     if name := preset_files.suggest_reader(free, size, place.device != "cpu"):
         known = preset_files.load_known_models()[name]
         is_here = find_model_folder(known.model) is not None
-        fetch, needed = (
-            known.count_weight_bytes(2),
-            known.count_weight_bytes(size) + preset_files.BESIDE,
-        )
+        fetch = known.count_weight_bytes(2)
+        needed = known.count_weight_bytes(size) + preset_files.BESIDE
         sized = {"fetch_bytes": fetch, "memory_bytes": needed}
         facts["reader"] = {"name": name, "fetched": is_here, **asdict(known), **sized}
     if as_json:

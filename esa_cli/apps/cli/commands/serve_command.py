@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import is_loopback_host
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.mcp_server import McpDocumentTools
-    from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
 Allow = Annotated[
@@ -128,7 +128,10 @@ def serve(
 
                 return McpDocumentTools(documents, chosen, model, reporter)
 
-            with_mcp = make_mcp_tools if has_mcp_sdk() else None
+            with_mcp = None
+            with suppress(UsageError):  # MCP is served only if its SDK is installed
+                check_mcp_sdk_version()
+                with_mcp = make_mcp_tools
             serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
 
 
@@ -201,12 +204,3 @@ def check_mcp_sdk_version() -> None:
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
         wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
         raise UsageError(wrong, INSTALL_SDK)
-
-
-def has_mcp_sdk() -> bool:
-    """Whether the Model Context Protocol's SDK is installed and new enough."""
-    try:
-        check_mcp_sdk_version()
-    except UsageError:
-        return False
-    return True
