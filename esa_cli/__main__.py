@@ -50,13 +50,8 @@ REPLACED = {
 """Options and commands of version 0.2, with what replaces them since version 0.3."""
 SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
 SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
-SYNONYMS |= {
-    "index": "ingest",
-    "add": "ingest",
-    "talk": "chat",
-    "server": "serve",
-    "list": "library",
-}
+SYNONYMS |= dict.fromkeys(("index", "add"), "ingest")
+SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library"}
 """Words that other programs use, with the commands that do this here."""
 
 

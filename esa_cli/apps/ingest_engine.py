@@ -21,17 +21,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugin_files
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, get_first_line
+from esa_cli.qa.api import Esa
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import is_out_of_memory_error
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0

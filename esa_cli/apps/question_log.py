@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from esa_cli.errors import DiskError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.api import Esa
 from esa_cli.system.machine import expand_home_folder
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 OFF = ("off", "0", "no")
 MAX_TURNS = 8

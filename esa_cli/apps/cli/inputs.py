@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -56,10 +56,7 @@ def split_off_question(
 
 def _is_document(argument: str) -> bool:
     """Whether an argument is standard input, or the path of a file or folder."""
-    try:
-        return argument == "-" or (bool(argument) and Path(argument).exists())
-    except (OSError, ValueError):  # a question may be too long for a path
-        return False
+    return argument == "-" or os.path.exists(argument)
 
 
 def _looks_like_file(argument: str) -> bool:
@@ -92,9 +89,9 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
     return gathered
 
 
-def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line that is not blank, as soon as the line is complete. A
-    line that is not UTF-8 gives an error instead of a text."""
+def read_lines(stream: IO[Any]) -> Iterator[Line]:
+    """Yields the text of each line that is not blank, as soon as the line is complete, or an error
+    if the line is not UTF-8."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -102,7 +99,7 @@ def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
             text = line
         except UnicodeDecodeError:
             hint = "convert the questions to UTF-8, for example with iconv"
-            yield number, UsageError(f"line {number} of standard input must be UTF-8", hint)
+            yield UsageError(f"line {number} of standard input must be UTF-8", hint)
             continue
         if text.strip():
-            yield number, text.rstrip("\r\n")
+            yield text.rstrip("\r\n")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -28,13 +28,11 @@ from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
+from esa_cli.qa.api import Esa
 from esa_cli.system.jsonl import AnswersFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import digest_text, has_lone_surrogate
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
@@ -85,7 +83,7 @@ def batch(
         end = len(asked[:limit])
         if not shard.is_whole_list:
             # In groups, so that shards share few documents.
-            groups = group_questions_by_documents(asked[:limit])
+            groups = group_questions_by_documents(enumerate(asked[:limit]))
             indices = [index for group in groups for index, _ in group]
             asked = [asked[index] for index in sorted(shard.select_contiguous_items(indices))]
             count, end = end, len(asked)
@@ -161,7 +159,6 @@ def read_questions_file(
     questions_file: Path, default_documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns the questions of a file, in order; an invalid line becomes a question with a fault.
-    The key of each question contains a digest of `answer_settings`, on which answers depend.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
         lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -242,13 +239,12 @@ def _compute_file_digest(path: str) -> str:
 
 
 def group_questions_by_documents(
-    questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
+    questions: Iterable[tuple[int, BatchQuestion]],
 ) -> list[list[tuple[int, BatchQuestion]]]:
-    """Groups questions by their documents, each with its index, which `is_wanted` must accept."""
+    """Groups questions, each with its index, by their documents."""
     by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
-    for index, question in enumerate(questions):
-        if is_wanted(index):
-            by_documents.setdefault(question.files, []).append((index, question))
+    for index, question in questions:
+        by_documents.setdefault(question.files, []).append((index, question))
     return list(by_documents.values())
 
 
@@ -280,7 +276,8 @@ def answer_batch_questions(
     """Answers the questions without a row in the answers file; `warn` is called for each file that
     cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
     cache = OpenDocumentCache(esa)
-    for group in group_questions_by_documents(questions, lambda index: not answers.has_row(index)):
+    unanswered = (pair for pair in enumerate(questions) if not answers.has_row(pair[0]))
+    for group in group_questions_by_documents(unanswered):
         files, refusal = group[0][1].files, None
         books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
         cache.needed = files.paths

@@ -52,14 +52,6 @@ class CalibrationOptions:
         Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check_output_file(self, text_paths: Sequence[str]) -> None:
-        """Checks that the output file may be written. Raises UsageError, DocumentError."""
-        from esa_cli.evaluation.calibration import fitted_projections
-
-        files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
-        if self.out.exists():
-            fitted_projections.refuse_to_overwrite_foreign_file(self.out)
-
 
 @options.make_typer_command
 def calibrate(
@@ -72,9 +64,13 @@ def calibrate(
     """Fit compressors of keys to a text, and compare their recall.
 
     esa calibrate book.txt --out book.safetensors"""
+    from esa_cli.evaluation.calibration import fitted_projections
+
     model = replace(model_options, cache="device")
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
-    opts.check_output_file(texts)
+    files.check_output_file("--out", opts.out, [*texts, *find_files(texts).paths])
+    if opts.out.exists():
+        fitted_projections.refuse_to_overwrite_foreign_file(opts.out)
     with Reporter(quiet) as reporter:
         study, chosen, training = _fit_compressors_and_measure_recall(texts, model, opts, reporter)
     if as_json:

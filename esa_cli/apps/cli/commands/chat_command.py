@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import Top
-from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
+from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_lines
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument
 from esa_cli.apps.cli.output import answer_output, terminal
@@ -26,9 +26,7 @@ from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import PARTIAL, EsaError, UsageError
 from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.qa.answering.reply import Reply
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
+from esa_cli.qa.api import Esa
 
 MAX_PASSAGES = 10
 """The number of passages that are recorded with each answer, for the command /evidence."""
@@ -93,7 +91,7 @@ def chat(
                 reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends{more}")
                 run_chat_on_terminal(talk)
                 return
-            for _, line in read_numbered_lines(sys.stdin):
+            for line in read_lines(sys.stdin):
                 if not talk.answer_question_or_run_command(line):
                     break
     if talk.failed:

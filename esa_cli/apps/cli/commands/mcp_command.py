@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +18,8 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
+from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 
 @options.make_typer_command

@@ -69,9 +69,7 @@ Shard = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that choose the preset, its settings and its model, and how the model runs.
-
-    `dtype`, `cache` and `plugins` are set by `--set`, not by options of their own."""
+    """The options that choose the preset, its settings and its model, and how the model runs."""
 
     preset: Annotated[
         str,

@@ -121,10 +121,8 @@ def make_rich_console(stream: TextIO) -> Any:
 
 
 class Reporter(AbstractContextManager["Reporter"]):
-    """A context manager that prints warnings and, unless `quiet`, progress on standard error.
-
-    Args:
-        verbose: whether all notes and warnings are printed; `hold_warnings` then does nothing."""
+    """A context manager that prints warnings and, unless `quiet`, progress on standard error. If it
+    is `verbose`, `hold_warnings` does nothing."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.is_verbose = quiet, verbose
