@@ -134,9 +134,8 @@ def _run_esa_command(arguments: list[str]) -> int:
 
 
 def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
-    """Adds the command `ask` if the first argument is a document or has spaces, and replaces short
-    options like `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was
-    replaced, or the command is a synonym of one of ours."""
+    """Adds the command `ask` before a document or a question, and replaces short options like
+    `--dtype X`. Raises UsageError: a command or option was replaced, or is a synonym of ours."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):

@@ -2,8 +2,7 @@
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-The field `documents` names files, folders and patterns, relative to the folder of the questions
-file. Questions about the same documents are asked together."""
+The documents are files, folders and patterns, relative to the folder of the questions file."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ EVERY = 64
 
 
 class CollectedPlacesFile(JsonLinesFile):
-    """The output file of `esa collect`. The first row of the file has the fields of `about`, and
-    `key`, a digest of the question, the documents and the settings."""
+    """The output file of `esa collect`; `key` is a digest of question, documents and settings."""
 
     def __init__(self, path: Path | None, question: str, key: str, about: dict[str, Any]) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})

@@ -315,8 +315,7 @@ class MethodComparisonOptions(QuestionShardOptions):
 
 
 def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turns a function into a Typer command, in which a parameter that is a dataclass is replaced
-    by one option for each annotated field of the dataclass."""
+    """Makes a Typer command, with an option for each annotated field of dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     declared = list[tuple[str, Any, Any]]()

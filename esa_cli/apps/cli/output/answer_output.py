@@ -110,10 +110,9 @@ def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
     hint = (
         "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
     )
-    for name, models in find_running_servers(HINT_S).items():
-        if models:
-            hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
-            break
+    name = next((name for name, models in find_running_servers(HINT_S).items() if models), None)
+    if name is not None:
+        hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
     if hint:
         reporter.show_note(f"  {hint}")
     return bool(hint)
