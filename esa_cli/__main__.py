@@ -115,7 +115,6 @@ def _silence_stderr() -> None:
 
 
 def _run_esa_command(arguments: list[str]) -> int:
-    """Runs the `esa` command that the arguments name, and returns its exit code."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer
@@ -203,7 +202,6 @@ def make_click_command(only_subcommand: str | None = None) -> Any:
 
 
 def _print_error_and_get_exit_code(error: Exception) -> int:
-    """Prints the message and hint of an error, and returns its exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 

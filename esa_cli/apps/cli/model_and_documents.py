@@ -306,7 +306,6 @@ class LazyPassageFinder:
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load_model, ingests_new
         self.is_loaded = False
-        """Whether the model has been loaded."""
 
     def open_document(self, source: str | Document) -> Book:
         """Opens a document, or a path, for a search of passages. Raises EsaError."""

@@ -92,7 +92,6 @@ class JobThread:
         self._jobs: dict[WorkerJob, Future[None]] = {}
 
     def count_unfinished_jobs(self) -> int:
-        """Returns the number of jobs that are waiting or running."""
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager

@@ -272,7 +272,6 @@ class AskCommandRun:
         return reply
 
     def log_answer(self) -> None:
-        """Appends the last answer to the user's log."""
         if self.last_reply is not None:
             self.talk.append(self.question, self.last_reply, self.esa, self.reporter.show_note)
 

@@ -240,7 +240,6 @@ def _compute_file_digest(path: str) -> str:
 def group_questions_by_documents(
     questions: Iterable[tuple[int, BatchQuestion]],
 ) -> list[list[tuple[int, BatchQuestion]]]:
-    """Groups questions, each with its index, by their documents."""
     by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
     for index, question in questions:
         by_documents.setdefault(question.files, []).append((index, question))

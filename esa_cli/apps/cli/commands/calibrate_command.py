@@ -145,18 +145,14 @@ def _print_recall_table(study: RecallStudy) -> None:
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
 
-@dataclass(frozen=True)
-class HeadsCommandOptions:
-    length: Annotated[
-        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
-    ] = "16k"
-    questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32
-    haystack: options.Haystack = None
-
-
 @options.make_typer_command
 def heads(
-    opts: HeadsCommandOptions,
+    length: Annotated[
+        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
+    ] = "16k",
+    questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32,
+    haystack: options.Haystack = None,
+    *,
     model_options: options.MethodModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -171,7 +167,7 @@ def heads(
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
         preset = model.load_preset_for_comparison()
-        search, result = _find_retrieval_heads(opts, model, preset, reporter)
+        search, result = _find_retrieval_heads(length, questions, haystack, model, preset, reporter)
     if as_json:
         print_json(result)
         return
@@ -193,8 +189,9 @@ def heads(
 
 
 def _find_retrieval_heads(
-    opts: HeadsCommandOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
-) -> tuple[HeadSearchResult, dict[str, Any]]:
+    length_option: str, questions: int, haystack: Path | None, model: options.ModelOptions,
+    preset: Preset, reporter: Reporter,
+) -> tuple[HeadSearchResult, dict[str, Any]]:  # fmt: skip
     """Finds the retrieval heads of a model, and also returns the result as a JSON object."""
     reporter.show_stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
@@ -203,20 +200,19 @@ def _find_retrieval_heads(
     from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)
-    length, place = parse_token_count(opts.length), model.choose_device_and_dtype()
-    texts = opts.haystack
-    hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
+    length, place = parse_token_count(length_option), model.choose_device_and_dtype()
+    hay = Haystack.from_files(str(haystack)) if haystack else Haystack.from_chronicle(0)
     known = fetch_and_check_model(preset, place, reporter)
     known.check_methods_can_run({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, opts.questions, 0)
+    request = TaskRequest(length, size, hay, questions, 0)
     sample = next(TASKS["needle"].samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load_transformers_model(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
-        reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")
+        reading = reporter.start_progress(f"reading {hay.name} with {questions} needles")
         asking = partial(reporter.show_stage, "asking for needles")
         search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
@@ -234,7 +230,7 @@ def _find_retrieval_heads(
         "weak": search.misses_most_needles,
         "use": None if search.misses_most_needles else shlex.join(["--set", setting]),
         "length": length,
-        "needles": opts.questions,
+        "needles": questions,
         "haystack": hay.name,
         "dtype": place.dtype_name,
         "seconds": round(time.perf_counter() - started, 1),
