@@ -39,9 +39,8 @@ def log(
     width = shutil.get_terminal_size().columns
     for row in rows:
         names = [*row.documents, *["the library"] * row.library]
-        print(
-            terminal.make_printable_line(f"{row.time[:16].replace('T', ' ')}  {', '.join(names)}")
-        )
+        heading = f"{row.time[:16].replace('T', ' ')}  {', '.join(names)}"
+        print(terminal.make_printable_line(heading))
         answer = f"perhaps: {row.answer}" if row.certainty == "perhaps" else row.answer
         for text in (row.question, answer):
             line = terminal.make_printable_line(" ".join(text.split()))

@@ -122,17 +122,15 @@ def serve(
         chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-
-            def make_mcp_tools(documents: AllowedDocuments) -> McpDocumentTools:
-                from esa_cli.apps.server.mcp_server import McpDocumentTools
-
-                return McpDocumentTools(documents, chosen, model, reporter)
-
-            with_mcp = None
+            make_mcp_tools = None
             with suppress(UsageError):  # MCP is served only if its SDK is installed
                 check_mcp_sdk_version()
-                with_mcp = make_mcp_tools
-            serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
+                from esa_cli.apps.server.mcp_server import McpDocumentTools
+
+                make_mcp_tools = partial(
+                    McpDocumentTools, preset=chosen, model=model, reporter=reporter
+                )
+            serve_over_http(esa, opts, gathered, reporter, limit, make_mcp_tools)
 
 
 def check_serve_options(opts: ServeCommandOptions) -> None:
