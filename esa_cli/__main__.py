@@ -1,7 +1,6 @@
 """Runs a command of the program `esa`, or `python -m esa_cli`, and turns errors into exit codes.
 
-Slow modules are imported inside functions, where Ctrl-C is caught, so that it ends the program
-without a traceback even during an import."""
+Slow modules are imported inside functions, where Ctrl-C ends the program without a traceback."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ GROUPS = {
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
     "Research": ("selftest", "compare", "bench", "methods", "calibrate", "heads", "plugins"),
 }
-"""The headings of `esa --help` with their commands. The command NAME is the function, or the group
-of commands, called NAME in `commands/NAME_command.py`."""
+"""The headings of `esa --help` with their commands; NAME is defined in `NAME_command.py`."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 FILES = {"collect": "find", "doctor": "plan", "heads": "calibrate"}
 FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")

@@ -1,7 +1,6 @@
 """The log of the questions that a user has asked, with their answers: an SQLite file of this user.
 
-`ESA_LOG` is another path of the file, or `off`. A conversation is a chain of rows, each of which
-has the number of the row `before` it."""
+`ESA_LOG` is another path, or `off`. In a conversation a row has the number of the row `before`."""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
 
 
 def read_lines(stream: IO[Any]) -> Iterator[Line]:
-    """Yields the text of each line that is not blank, as soon as the line is complete, or an error
-    if the line is not UTF-8."""
+    """Yields lines that are not blank as soon as they are complete; errors if not in UTF-8."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -151,7 +151,7 @@ class DocumentOpener:
 
     def __init__(
         self, files: InputFiles, library: Library, reporter: Reporter, stack: ExitStack, *,
-        limit: int | None, in_library: bool = False, keep: bool | None = None,
+        limit: int | None = None, in_library: bool = False, keep: bool | None = None,
     ) -> None:  # fmt: skip
         self._reporter, self._limit, self._in_library = reporter, limit, in_library
         self._catalogue: Catalogue | None = None

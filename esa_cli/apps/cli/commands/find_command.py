@@ -365,9 +365,7 @@ def collect(
         check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = find_files(names), Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = DocumentOpener(
-            files, library, reporter, stack, limit=None, in_library=opts.library
-        )
+        documents = DocumentOpener(files, library, reporter, stack, in_library=opts.library)
         esa = stack.enter_context(
             open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
