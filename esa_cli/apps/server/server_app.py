@@ -1,7 +1,7 @@
 """The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
 Without a token the server accepts only connections from this machine, and refuses requests of
-foreign web pages in a browser on it, which the headers Origin, Sec-Fetch-Site and Host tell.
+foreign web pages, which are known by the headers Origin, Sec-Fetch-Site and Host.
 
 The package sse-starlette is not used, as it cuts off streams half a second after a signal."""
 
@@ -115,7 +115,7 @@ def serve_asgi_app(app: ASGIApp, listening_socket: socket.socket) -> None:
 
 
 class AccessCheckMiddleware:
-    """ASGI middleware that refuses requests without the token or, without one, of foreign pages."""
+    """ASGI middleware that refuses requests without the token; if it is None, of foreign pages."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app

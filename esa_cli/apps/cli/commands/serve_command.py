@@ -157,7 +157,7 @@ def serve_over_http(
     limit: int | None = None,
     make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
 ) -> None:  # fmt: skip
-    """Ingests documents, then serves HTTP, and MCP with tools, until Ctrl-C; a request opens at most
+    """Ingests documents, then serves HTTP, and any MCP tools, until Ctrl-C. Requests open at most
     `limit` documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
