@@ -102,17 +102,12 @@ class LoggedConversation:
         if path is None:
             raise UsageError("ESA_LOG=off keeps no log with which to go on", "unset ESA_LOG")
         rows = {row.id: row for row in list_logged_questions(path)}
-        is_named = bool(documents or library)
-        last = next(
-            (
-                row for row in reversed(rows.values())
-                if not is_named or (row.documents, row.library) == (paths, library)
-            ), None
-        )  # fmt: skip
-        if last is None:
+        is_named, asked = bool(documents or library), (paths, library)
+        found = [r for r in rows.values() if not is_named or (r.documents, r.library) == asked]
+        if not found:
             about = " about these documents" if is_named else ""
             raise UsageError(f"no earlier question{about} is in the log", "leave out --continue")
-        chain = [last]
+        last, chain = found[-1], found[-1:]
         while len(chain) < MAX_TURNS and (before := rows.get(chain[0].before or 0)) is not None:
             chain.insert(0, before)
         named = documents if is_named else [_shorten(path) for path in last.documents]

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -228,13 +229,11 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
 
 def _compute_file_digest(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty string if the file cannot be read."""
-    try:
-        if not os.path.isfile(path):
-            return ""
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):
-        return ""
+    with suppress(OSError, ValueError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def group_questions_by_documents(
