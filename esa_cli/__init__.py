@@ -1,7 +1,6 @@
 """esa: answers questions about documents many times longer than a language model's context.
 
-Importing `esa_cli` does not import torch or transformers; each name is imported when first used.
-"""
+Importing `esa_cli` does not import torch or transformers; each name is imported when first used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Runs a command of the program `esa`, or `python -m esa_cli`, and turns errors into exit codes.
 
-Slow modules are imported inside functions, where Ctrl-C is caught, so that it ends the program
-without a traceback even during an import.
-"""
+Slow modules are imported inside functions, where Ctrl-C ends the program without a traceback."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ GROUPS = {
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
     "Research": ("selftest", "compare", "bench", "methods", "calibrate", "heads", "plugins"),
 }
-"""The headings of `esa --help` with their commands. The command NAME is the function, or the group
-of commands, called NAME in `commands/NAME_command.py`."""
+"""The headings of `esa --help` with their commands; NAME is defined in `NAME_command.py`."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 FILES = {"collect": "find", "doctor": "plan", "heads": "calibrate"}
 FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
@@ -52,21 +49,14 @@ REPLACED = {
 """Options and commands of version 0.2, with what replaces them since version 0.3."""
 SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
 SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
-SYNONYMS |= {
-    "index": "ingest",
-    "add": "ingest",
-    "talk": "chat",
-    "server": "serve",
-    "list": "library",
-}
+SYNONYMS |= dict.fromkeys(("index", "add"), "ingest")
+SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library"}
 """Words that other programs use, with the commands that do this here."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one `esa` command and returns its exit code; docs/cli.md lists the exit codes.
-
-    Args:
-        arguments: the words after `esa`; None means the arguments of the command line."""
+    """Runs the `esa` command of the arguments, or of the command line if they are None, and returns
+    its exit code; docs/cli.md lists the exit codes."""
     # torch and transformers make a million objects on import, and searching these for garbage takes
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()
@@ -125,7 +115,6 @@ def _silence_stderr() -> None:
 
 
 def _run_esa_command(arguments: list[str]) -> int:
-    """Runs the `esa` command that the arguments name, and returns its exit code."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer
@@ -144,9 +133,8 @@ def _run_esa_command(arguments: list[str]) -> int:
 
 
 def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
-    """Adds the command `ask` if the first argument is a document or has spaces, and replaces short
-    options like `--dtype X` by `--set dtype=X`. Raises UsageError: a command or option was
-    replaced, or the command is a synonym of one of ours."""
+    """Adds the command `ask` before a document or a question, and replaces short options like
+    `--dtype X`. Raises UsageError: a command or option was replaced, or is a synonym of ours."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
@@ -178,8 +166,7 @@ def _raise_if_command_or_option_was_replaced(name: str) -> None:
 
 
 def make_click_command(only_subcommand: str | None = None) -> Any:
-    """Makes the click command `esa` with all subcommands, or with only one subcommand,
-    which is faster."""
+    """Makes the click command `esa` with all subcommands or, which is faster, with only one."""
     import typer
     import typer.main
 

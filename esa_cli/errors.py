@@ -1,8 +1,6 @@
 """The errors that `esa` raises on purpose, and the exit codes of its commands.
 
-The message of an error says what is wrong, and its hint says what to try. Any exception that is not
-an EsaError is a bug.
-"""
+The message of an error says what is wrong, its hint what to try. Any other exception is a bug."""
 
 from __future__ import annotations
 

@@ -21,17 +21,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugin_files
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, get_first_line
+from esa_cli.qa.api import Esa
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import is_out_of_memory_error
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0
@@ -58,17 +56,6 @@ def ingest_document(esa: Esa, document: Document, kv_dtype: str, reporter: Repor
     }  # fmt: skip
 
 
-class WarningCollector(Reporter):
-    """Collects the warnings of a worker process instead of printing them."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
-
-
 IngestTask = tuple[int, Document]
 IngestOutcome = tuple[int, IngestRow, list[str]]
 """The index of an ingested document, its JSON object, and the warnings about the document."""
@@ -84,13 +71,13 @@ class IngestWorker:
     library: Path
     folder: str
     esa: Esa | None = None
-    reporter: WarningCollector | None = None
+    reporter: Reporter | None = None
 
     def run_ingest_task(self, task: IngestTask) -> IngestOutcome:
         """Ingests a document; returns the document's JSON object and warnings. Raises EsaError."""
         number, document = task
-        reporter = self.reporter = self.reporter or WarningCollector()
-        reporter.texts = []
+        reporter = self.reporter = self.reporter or Reporter(quiet=True)
+        reporter.hold_warnings(even_if_quiet=True)
         try:
             self.esa = self.esa or self._open_model(reporter)
             row = ingest_document(self.esa, document, self.kv_dtype, reporter)
@@ -98,7 +85,7 @@ class IngestWorker:
             if isinstance(error, EsaError) or not is_out_of_memory_error(error):
                 raise
             raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
-        return number, row, reporter.texts
+        return number, row, reporter.release_warnings()
 
     def _open_model(self, reporter: Reporter) -> Esa:
         from esa_cli.apps.cli.model_and_documents import open_model

@@ -1,8 +1,7 @@
 """Keeps documents open from one question to the next, for batch runs and servers.
 
-Files with the same text share one opened document, a `Book`. A file that has changed is read
-again. If memory is short, the least recently used documents are closed, but not those that the
-current question needs."""
+Files with the same text share one opened document, a `Book`. A changed file is read again. If
+memory is short, the least recently used documents that the question does not need are closed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The log of the questions that a user has asked, with their answers: an SQLite file of this user.
 
-`ESA_LOG` is another path of the file, or `off`. A conversation is a chain of rows, each of which
-has the number of the row `before` it."""
+`ESA_LOG` is another path, or `off`. In a conversation a row has the number of the row `before`."""
 
 from __future__ import annotations
 
@@ -12,14 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from esa_cli.errors import DiskError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.api import Esa
 from esa_cli.system.machine import expand_home_folder
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 OFF = ("off", "0", "no")
 MAX_TURNS = 8
@@ -105,17 +102,12 @@ class LoggedConversation:
         if path is None:
             raise UsageError("ESA_LOG=off keeps no log with which to go on", "unset ESA_LOG")
         rows = {row.id: row for row in list_logged_questions(path)}
-        is_named = bool(documents or library)
-        last = next(
-            (
-                row for row in reversed(rows.values())
-                if not is_named or (row.documents, row.library) == (paths, library)
-            ), None
-        )  # fmt: skip
-        if last is None:
+        is_named, asked = bool(documents or library), (paths, library)
+        found = [r for r in rows.values() if not is_named or (r.documents, r.library) == asked]
+        if not found:
             about = " about these documents" if is_named else ""
             raise UsageError(f"no earlier question{about} is in the log", "leave out --continue")
-        chain = [last]
+        last, chain = found[-1], found[-1:]
         while len(chain) < MAX_TURNS and (before := rows.get(chain[0].before or 0)) is not None:
             chain.insert(0, before)
         named = documents if is_named else [_shorten(path) for path in last.documents]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.document import (
+    GatheredDocuments,
+    InputFiles,
+    find_files,
+    gather_documents,
+    select_files_of_shard,
+)
 from esa_cli.errors import UsageError
 from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import has_lone_surrogate
-
-if TYPE_CHECKING:
-    from esa_cli.documents.document import GatheredDocuments, InputFiles
 
 SAVE_INPUT = "save the text of standard input to a file"
 Line = str | UsageError
@@ -23,8 +27,7 @@ def split_off_question(
     arguments: Sequence[str] | None, command_name: str, *, documents_optional: bool = False
 ) -> tuple[list[str], str]:
     """Splits arguments into documents and the question, which comes last, or anywhere if it alone
-    is no document. Raises UsageError: the question is missing or has no quotes, or, unless
-    `documents_optional`, the document is missing."""
+    is no document. Raises UsageError: one of them is missing, or the question has no quotes."""
     *documents, question = arguments or [""]
     others = [one for one in documents if not _is_document(one) and not _looks_like_file(one)]
     if _is_document(question) and len(others) == 1:
@@ -56,10 +59,7 @@ def split_off_question(
 
 def _is_document(argument: str) -> bool:
     """Whether an argument is standard input, or the path of a file or folder."""
-    try:
-        return argument == "-" or (bool(argument) and Path(argument).exists())
-    except (OSError, ValueError):  # a question may be too long for a path
-        return False
+    return argument == "-" or os.path.exists(argument)
 
 
 def _looks_like_file(argument: str) -> bool:
@@ -70,11 +70,8 @@ def _looks_like_file(argument: str) -> bool:
 def read_documents(
     document_names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents, or a shard of them, that names, folders and patterns stand for. Warns of
-    files that are left out. Raises DocumentError. UsageError: there are no documents, or standard
-    input cannot be divided."""
-    from esa_cli.documents.document import find_files, select_files_of_shard
-
+    """Reads the documents, or a shard of them, that names, folders and patterns stand for. Raises
+    DocumentError. UsageError: there are no documents, or standard input cannot be divided."""
     files = find_files(document_names)
     if not shard.is_whole_list:
         if "-" in document_names:
@@ -87,8 +84,6 @@ def read_documents(
 
 def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments:
     """Reads files as documents, each text once, and warns of files that are left out."""
-    from esa_cli.documents.document import gather_documents
-
     gathered = gather_documents(files).remove_repeated_texts()
     for left_out in gathered.left_out:
         has_name = left_out.files is None or "(" in left_out.why  # someone may miss the file
@@ -97,9 +92,8 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
     return gathered
 
 
-def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line that is not blank, as soon as the line is complete. A
-    line that is not UTF-8 gives an error instead of a text."""
+def read_lines(stream: IO[Any]) -> Iterator[Line]:
+    """Yields lines that are not blank as soon as they are complete; errors if not in UTF-8."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -107,7 +101,7 @@ def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
             text = line
         except UnicodeDecodeError:
             hint = "convert the questions to UTF-8, for example with iconv"
-            yield number, UsageError(f"line {number} of standard input must be UTF-8", hint)
+            yield UsageError(f"line {number} of standard input must be UTF-8", hint)
             continue
         if text.strip():
-            yield number, text.rstrip("\r\n")
+            yield text.rstrip("\r\n")

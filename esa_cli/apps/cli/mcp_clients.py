@@ -83,8 +83,7 @@ class ServerList(NamedTuple):
         return text, content
 
     def replace_entry(self, text: str, content: dict[str, Any], entry: Entry) -> str:
-        """Returns the file's text with another entry of ours. Raises UsageError: something else
-        would change."""
+        """Returns the text with another entry of ours. Raises UsageError: more would change."""
         expected = content | {self.key: content.get(self.key, {}) | {NAME: entry}}
         if self.is_toml:
             others = re.sub(_TOML_ENTRY, "", text).rstrip()

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 
@@ -18,6 +18,8 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import InputFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
+from esa_cli.models.files.quiet_transformers import quiet_transformers
+from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     Book,
@@ -29,15 +31,12 @@ from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import CheckedPreset, check_before_loading
+from esa_cli.qa.planning.plan import IngestPlanner
 from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.storage.library import Catalogue, Library, LibraryEntry
 from esa_cli.system.machine import format_size, get_memory_limit
 from esa_cli.system.text import digest_text
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
-    from esa_cli.qa.planning.plan import IngestPlanner
-    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 MIN_MEASURED_TOKENS = 2048
 """The minimum tokens of a document whose ingestion speed is remembered for later estimates."""
@@ -51,7 +50,7 @@ class IngestProgressDisplay(IngestEvents):
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
         self._started, self._resumed_at = 0.0, 0
-        self._warned = set[str]()
+        self._warn_once = cache(reporter.warn)
 
     def report_stored_document(self, book: Book) -> None:
         self._warn_of_missing_contents(book.document)
@@ -95,11 +94,6 @@ class IngestProgressDisplay(IngestEvents):
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
 
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self._warned:
-            self._warned.add(warning)
-            self.reporter.warn(warning)
-
 
 @contextmanager
 def open_model(
@@ -124,9 +118,6 @@ def open_model(
     if not isinstance(ready, CheckedPreset):
         place = model_options.choose_device_and_dtype()
         ready = check_before_loading(ready, place, reporter, keep=keep)
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
-    from esa_cli.qa.api import Esa
-
     library = library or Library()
     stores = ready.choose_storing(library, keep)
     if keep is None and ready.index is not None and not stores:
@@ -160,7 +151,7 @@ class DocumentOpener:
 
     def __init__(
         self, files: InputFiles, library: Library, reporter: Reporter, stack: ExitStack, *,
-        limit: int | None, in_library: bool = False, keep: bool | None = None,
+        limit: int | None = None, in_library: bool = False, keep: bool | None = None,
     ) -> None:  # fmt: skip
         self._reporter, self._limit, self._in_library = reporter, limit, in_library
         self._catalogue: Catalogue | None = None
@@ -315,20 +306,16 @@ class LazyPassageFinder:
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load_model, ingests_new
         self.is_loaded = False
-        """Whether the model has been loaded."""
 
-    def open_document(self, path_or_document: str | Document) -> Book:
+    def open_document(self, source: str | Document) -> Book:
         """Opens a document, or a path, for a search of passages. Raises EsaError."""
-        document = path_or_document
-        document = read_document(document) if isinstance(document, str) else document
-        book = None
+        document = read_document(source) if isinstance(source, str) else source
         if self._preset.answer.makes_token_index:
             if self._read:
-                book = self._lazily_loaded_esa.ingest(document)
-            elif digest_text(document.text) in self._indexed_text_digests:
-                book = self._lazily_loaded_esa.find(document)
-        if book is not None:
-            return book
+                return self._lazily_loaded_esa.ingest(document)
+            is_indexed = digest_text(document.text) in self._indexed_text_digests
+            if is_indexed and (book := self._lazily_loaded_esa.find(document)):
+                return book
         for text in () if self._reporter.is_brief else document.missing:
             self._reporter.warn(f"esa: {document.name}: {text}")
         return Book(document, None, torch.zeros(0, 2))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, ItemsView, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.apps.server.session_documents import SESSION, SessionDocuments, parse_session
@@ -23,6 +23,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
+from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.library_texts import (
     FileIndexer,
     LibraryText,
@@ -32,9 +33,6 @@ from esa_cli.qa.ingestion.library_texts import (
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import encode_text, has_lone_surrogate
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 STORED = "library:"
 """The beginning of ids of library texts; an entry's id follows, or 12 digits of a path's hash."""
@@ -188,8 +186,8 @@ class AllowedDocuments:
                 paths |= {path} - {""}
         yield DocumentGroup(f"{STORED}*", "Library", stored)
         for number, folder in enumerate(self.allowed_folders, 1):
-            files = [(str(path), id) for path, id in self._list_folder_files(folder, left_out)]
-            documents = [RequestableDocument(id, path) for path, id in files if path not in paths]
+            ids = self._list_folder_files(folder, left_out)
+            documents = [RequestableDocument(ids[path], path) for path in ids if path not in paths]
             paths |= {document.path for document in documents}
             yield DocumentGroup(f"folder:{number}:*", folder.name, documents)
 
@@ -309,11 +307,9 @@ class AllowedDocuments:
             texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
             raise DocumentError(*texts) from error
 
-    def _list_folder_files(
-        self, folder: Path, left_out_messages: list[str]
-    ) -> ItemsView[Path, str]:
+    def _list_folder_files(self, folder: Path, left_out_messages: list[str]) -> dict[str, str]:
         """Returns the resolved paths of the readable files in an allowed folder, and their ids."""
-        ids, found = dict[Path, str](), FoundFiles()
+        ids, found = dict[str, str](), FoundFiles()
         try:
             found = find_readable_files(str(folder))
             lines = [rest.message for rest in found.summarise_left_out_files(str(folder))]
@@ -325,8 +321,8 @@ class AllowedDocuments:
             # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
             with suppress(ApiError):
                 if not has_lone_surrogate(id):
-                    ids.setdefault(self._resolve_file_path(id), id)
-        return ids.items()
+                    ids.setdefault(str(self._resolve_file_path(id)), id)
+        return ids
 
     def store_document(self, document: Document, progress: Progress | None = None) -> str:
         """Stores a document in the library and returns its id. Only the server's `JobThread` may
@@ -343,8 +339,7 @@ def _make_missing_document_error(document_name: str) -> ApiError:
 
 
 def make_documents_json(documents: AllowedDocuments, session: str = "") -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`, with all documents that requests of a session
-    may name, and the groups of these documents."""
+    """Returns the JSON of `GET /v1/documents`: documents that a session may name, and groups."""
     left_out: list[str] = []
     data, groups = list[dict[str, Any]](), list[dict[str, str]]()
     for group in documents.iterate_groups(session, left_out):

@@ -1,7 +1,6 @@
 """A server of the Model Context Protocol (MCP), whose tools find, ask and ingest documents.
 
-The server is built on the low-level `Server` of the protocol's SDK, because the SDK's `MCPServer`
-ignores unknown arguments."""
+It uses the low-level `Server` of the protocol's SDK, as `MCPServer` ignores unknown arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import anyio
 import anyio.to_thread
@@ -24,6 +23,7 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import allowed_documents
@@ -35,13 +35,11 @@ from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
+from esa_cli.qa.presets.preset import Preset, make_preset_for_finding
 from esa_cli.system.files import convert_to_esa_error
 from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
-
-if TYPE_CHECKING:
-    from esa_cli.qa.finding.passage_finder import Book
-    from esa_cli.qa.presets.preset import Preset
 
 INSTRUCTIONS = (
     "Documents on this computer that esa has read. `find` is quick and returns passages to read "
@@ -55,7 +53,6 @@ MAX_WAITING = 8
 """Maximum number of calls that wait while another call runs."""
 MAX_TEXT = 20_000
 """Maximum number of characters before, or after, the offset in a result of `show`."""
-END_WITHIN_S = 30.0
 Context = ServerRequestContext[Any, Any]
 Result = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -67,8 +64,7 @@ DOCUMENTS = (
 
 
 class ToolArguments(BaseModel):
-    """The arguments of an MCP tool. The client's model reads the docstring of each subclass as the
-    description of its tool."""
+    """The arguments of an MCP tool, whose docstring describes the tool to the client's model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -157,9 +153,6 @@ class McpDocumentTools:
         self._preset, self._model, self._reporter = preset, model, reporter
 
     def find_passages(self, arguments: FindToolArguments, job: WorkerJob) -> Result:
-        from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
-        from esa_cli.qa.presets.preset import make_preset_for_finding
-
         finder = LazyPassageFinder(
             make_preset_for_finding(self._preset), self._model, self.documents.library,
             self._reporter, lambda: self.esa,
@@ -244,8 +237,6 @@ class McpDocumentTools:
 
 
 def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
-    from esa_cli.qa.finding.passage_finder import add_token_ranges
-
     placed = add_token_ranges([document.book for document in opened]) if passages else []
     documents = {book.document.name: one for book, one in zip(placed, opened, strict=False)}
     results = []
@@ -343,7 +334,7 @@ def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
     try:
         yield make_mcp_server(tools, worker)
     finally:
-        worker.cancel_all_jobs(END_WITHIN_S)
+        worker.cancel_all_jobs()
 
 
 def _remove_none_fields(value: Any) -> Any:

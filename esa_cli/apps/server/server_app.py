@@ -1,8 +1,7 @@
 """The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
 Without a token the server accepts only connections from this machine, and refuses requests of
-foreign web pages that a browser on this machine shows. The headers Origin, Sec-Fetch-Site and Host
-of a request tell whether a foreign web page has sent the request.
+foreign web pages, which are known by the headers Origin, Sec-Fetch-Site and Host.
 
 The package sse-starlette is not used, as it cuts off streams half a second after a signal."""
 
@@ -53,8 +52,7 @@ if TYPE_CHECKING:
 TICK_S = 5.0
 """Maximum seconds between two events of a stream."""
 CLIENT_GONE = 499
-END_WITHIN_S = 30.0
-"""Seconds to wait for the running answer when the server shuts down."""
+"""The status for the log of a request whose client has closed the connection."""
 END_STREAMS_WITHIN_S = 10
 """Seconds that running answers have to end after a signal."""
 SEND_WITHIN_S = 30
@@ -117,8 +115,7 @@ def serve_asgi_app(app: ASGIApp, listening_socket: socket.socket) -> None:
 
 
 class AccessCheckMiddleware:
-    """ASGI middleware that refuses requests without the token or, if `token` is None, requests of
-    foreign web pages."""
+    """ASGI middleware that refuses requests without the token; if it is None, of foreign pages."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
@@ -178,16 +175,12 @@ async def read_request_body(request: Request, max_bytes: int, within_s: float) -
     return bytes(data)
 
 
-class ClientDisconnectedError(Exception):
-    """The client of a request has closed the connection."""
-
-
 async def yield_job_events(
     worker: JobThread, answer: Callable[[WorkerJob], object], request: Request, timeout_s: float
 ) -> Events:
     """Queues a job and yields its events up to ("done", result), and ("alive", None) after some
-    seconds without an event. Closing the generator cancels the job. Raises the error of the job,
-    ClientDisconnectedError, or ApiError 429, 504: the queue is full, or the job takes too long."""
+    seconds without an event. Closing the generator cancels the job. Raises the error of the job, or
+    ApiError 429, 499, 504: the queue is full, the client is gone, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_until_client_disconnects(request))
     try:
@@ -208,7 +201,7 @@ async def yield_job_events(
                 if kind == "begun":
                     deadline = loop.time() + timeout_s
                 elif gone.done():
-                    raise ClientDisconnectedError
+                    raise ApiError(CLIENT_GONE, "the client closed the connection")
                 elif loop.time() >= deadline:
                     late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows more"
                     raise ApiError(504, late, code="timeout")
@@ -243,8 +236,7 @@ def make_asgi_app(
     mcp_tools: McpDocumentTools | None = None, access_log: Middleware | None = None,
 ) -> Starlette:  # fmt: skip
     """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
-    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp.
-    `access_log` is an `AccessLogMiddleware`, if requests are logged."""
+    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp."""
     routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
     mcp_manager: StreamableHTTPSessionManager | None = None
     if mcp_tools is not None:
@@ -264,7 +256,7 @@ def make_asgi_app(
             async with mcp_manager.run() if mcp_manager else nullcontext():
                 yield
         finally:
-            routes.worker.cancel_all_jobs(END_WITHIN_S)
+            routes.worker.cancel_all_jobs()
 
     log = [] if access_log is None else [access_log]
     handled_errors = (ApiError, EsaError, HTTPException, Exception)
@@ -338,10 +330,7 @@ class _ServerRoutes:
         if query.session and query.keep == "session":
             id = self.documents.sent.add_document(query.session, document)
         else:
-            try:
-                id = await self._store_document(document, request)
-            except ClientDisconnectedError:
-                return Response(status_code=CLIENT_GONE)
+            id = await self._store_document(document, request)
         about = {"id": id, "object": "document", "name": document.name, "bytes": document.bytes}
         body = wire.encode_json({**about, "missing": list(document.missing)})
         return Response(body, 201, media_type="application/json", headers=PRIVATE)
@@ -377,15 +366,12 @@ class _ServerRoutes:
         note = partial(note_facts, request.scope)
         answer = await run_in_threadpool(self._make_answer_function, asked, completion, note)
         events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
-        try:
-            if asked.stream:  # an error before the first event still has its own status
-                stream = self._stream_answer(asked, completion, await anext(events), events, note)
-                headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-                return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
-            async with aclosing(events):
-                *_, reply = [value async for _, value in events]
-        except ClientDisconnectedError:
-            return Response(status_code=CLIENT_GONE)
+        if asked.stream:  # an error before the first event still has its own status
+            stream = self._stream_answer(asked, completion, await anext(events), events, note)
+            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+        async with aclosing(events):
+            *_, reply = [value async for _, value in events]
         data = wire.encode_json(completion.make_unstreamed_body(reply))
         return Response(data, media_type="application/json")
 
@@ -446,9 +432,6 @@ class _ServerRoutes:
                     else:
                         yield b": waiting\n\n"
                     kind, value = await anext(events)
-        except ClientDisconnectedError:
-            note(status=CLIENT_GONE)
-            return
         except (ApiError, EsaError) as error:
             shown = self._log_and_convert_to_api_error(error)
             note(status=shown.status)

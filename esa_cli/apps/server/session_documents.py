@@ -55,8 +55,7 @@ class SessionDocuments:
         self._lock = threading.Lock()
 
     def add_document(self, session: str, document: Document) -> str:
-        """Adds a document to a session and returns its id. Raises ApiError 413: too many, or too
-        long, documents are kept already."""
+        """Adds a document to a session and returns its id. Raises ApiError 413: no room is left."""
         with self._lock:
             self._forget_unused_sessions()
             found = self._sessions.get(session, _Session())

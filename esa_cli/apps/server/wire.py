@@ -167,9 +167,8 @@ class ChatRequest(BaseModel):
         }
 
     def split_question_and_history(self) -> tuple[str, list[Turn]]:
-        """Returns the question, which is the last message, and the earlier questions with answers.
-        A system message, an instruction for a reader, is a turn without an answer; a question that
-        was never answered is left out. Raises ApiError 400."""
+        """Returns the last message, and the answered questions before. A system message, which is
+        an instruction for a reader, is a turn without an answer. Raises ApiError 400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
@@ -220,8 +219,7 @@ _PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
 def parse_request(model: type[Request], body_or_query: bytes | Mapping[str, str]) -> Request:
-    """Parses the JSON body or the query parameters of a request. Raises ApiError 400, which names
-    the wrong parameter."""
+    """Parses a JSON body or query. Raises ApiError 400, which names the wrong parameter."""
     try:
         if isinstance(body_or_query, bytes):
             return model.model_validate_json(body_or_query)

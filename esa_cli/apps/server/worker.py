@@ -23,6 +23,8 @@ Event = tuple[str, Any]
 and at last ("done", result) or ("error", exception)."""
 READING_EVERY_S = 1.0
 """Minimum seconds between two "reading" events of a job."""
+END_WITHIN_S = 30.0
+"""Seconds to wait for the running answer when the server shuts down."""
 
 
 class JobQueueFullError(Exception):
@@ -90,7 +92,6 @@ class JobThread:
         self._jobs: dict[WorkerJob, Future[None]] = {}
 
     def count_unfinished_jobs(self) -> int:
-        """Returns the number of jobs that are waiting or running."""
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
@@ -121,7 +122,7 @@ class JobThread:
         except RuntimeError:  # the worker is closed
             raise JobQueueFullError from None
 
-    def cancel_all_jobs(self, wait_s: float) -> None:
+    def cancel_all_jobs(self, wait_s: float = END_WITHIN_S) -> None:
         """Cancels all jobs and waits for the running job. If the running job does not end within
         `wait_s` seconds, the process is ended, as a model in use must not be closed."""
         for job in self._jobs:

@@ -13,31 +13,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, print_json
+from esa_cli.apps.question_log import LoggedConversation
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import find_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress, combine_progress_callbacks
+from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import DocumentOpener
-    from esa_cli.apps.question_log import LoggedConversation
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="DOC... QUESTION",
-        help="Files, folders or patterns, or - for standard input; then the question in quotes.",
+    argument(
+        "DOC... QUESTION",
+        "Files, folders or patterns, or - for standard input; then the question in quotes.",
     ),
 ]
 Top = Annotated[
@@ -92,8 +91,6 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    from esa_cli.apps.question_log import LoggedConversation
-
     no_document = opts.library or opts.goes_on
     names, question = split_off_question(arguments, "ask", documents_optional=no_document)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
@@ -140,7 +137,6 @@ class AskCommandRun:
         from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
-        from esa_cli.system.text import digest_text
 
         opts, reporter = self.opts, self.reporter
         files, library = find_files(document_names), Library()
@@ -276,7 +272,6 @@ class AskCommandRun:
         return reply
 
     def log_answer(self) -> None:
-        """Appends the last answer to the user's log."""
         if self.last_reply is not None:
             self.talk.append(self.question, self.last_reply, self.esa, self.reporter.show_note)
 

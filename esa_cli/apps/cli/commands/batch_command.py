@@ -2,8 +2,7 @@
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-The field `documents` names files, folders and patterns, relative to the folder of the questions
-file. Questions about the same documents are asked together."""
+The documents are files, folders and patterns, relative to the folder of the questions file."""
 
 from __future__ import annotations
 
@@ -13,28 +12,27 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from esa_cli.apps.cli.inputs import SAVE_INPUT
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_document_cache import OpenDocumentCache
 from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
+from esa_cli.qa.api import Esa
 from esa_cli.system.jsonl import AnswersFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import digest_text, has_lone_surrogate
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
@@ -42,18 +40,13 @@ EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book
 @options.make_typer_command
 def batch(
     questions: Annotated[
-        Path,
-        typer.Argument(
-            metavar="QUESTIONS.jsonl",
-            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
-        ),
+        Path, argument("QUESTIONS.jsonl", 'Lines like {"question": "...", "documents": ["a.pdf"]}.')
     ],
     out: Annotated[
         Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
     ],
     documents: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DOC...", help="Documents for the questions that name none."),
+        list[str] | None, argument("DOC...", "Documents for the questions that name none.")
     ] = None,
     limit: Annotated[
         int | None, option("--limit N", "Ask only the first N questions.", min=1)
@@ -90,7 +83,7 @@ def batch(
         end = len(asked[:limit])
         if not shard.is_whole_list:
             # In groups, so that shards share few documents.
-            groups = group_questions_by_documents(asked[:limit])
+            groups = group_questions_by_documents(enumerate(asked[:limit]))
             indices = [index for group in groups for index, _ in group]
             asked = [asked[index] for index in sorted(shard.select_contiguous_items(indices))]
             count, end = end, len(asked)
@@ -166,7 +159,6 @@ def read_questions_file(
     questions_file: Path, default_documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns the questions of a file, in order; an invalid line becomes a question with a fault.
-    The key of each question contains a digest of `answer_settings`, on which answers depend.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
         lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -207,8 +199,7 @@ def read_questions_file(
 
 
 def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line; or, of an invalid line, only the field "id" if there is
-    one, and a text that says what is wrong in the line."""
+    """Returns the JSON object of a line; or of an invalid line its "id", if any, and its fault."""
     try:
         row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -238,23 +229,19 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
 
 def _compute_file_digest(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty string if the file cannot be read."""
-    try:
-        if not os.path.isfile(path):
-            return ""
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):
-        return ""
+    with suppress(OSError, ValueError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def group_questions_by_documents(
-    questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
+    questions: Iterable[tuple[int, BatchQuestion]],
 ) -> list[list[tuple[int, BatchQuestion]]]:
-    """Groups questions by their documents, each with its index, which `is_wanted` must accept."""
     by_documents: dict[InputFiles, list[tuple[int, BatchQuestion]]] = {}
-    for index, question in enumerate(questions):
-        if is_wanted(index):
-            by_documents.setdefault(question.files, []).append((index, question))
+    for index, question in questions:
+        by_documents.setdefault(question.files, []).append((index, question))
     return list(by_documents.values())
 
 
@@ -286,7 +273,8 @@ def answer_batch_questions(
     """Answers the questions without a row in the answers file; `warn` is called for each file that
     cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
     cache = OpenDocumentCache(esa)
-    for group in group_questions_by_documents(questions, lambda index: not answers.has_row(index)):
+    unanswered = (pair for pair in enumerate(questions) if not answers.has_row(pair[0]))
+    for group in group_questions_by_documents(unanswered):
         files, refusal = group[0][1].files, None
         books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
         cache.needed = files.paths

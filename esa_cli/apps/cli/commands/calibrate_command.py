@@ -12,13 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+from esa_cli.documents.document import find_files, join_texts
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
@@ -50,21 +52,10 @@ class CalibrationOptions:
         Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check_output_file(self, text_paths: Sequence[str]) -> None:
-        """Checks that the output file may be written. Raises UsageError, DocumentError."""
-        from esa_cli.documents.document import find_files
-        from esa_cli.evaluation.calibration import fitted_projections
-
-        files.check_output_file("--out", self.out, [*text_paths, *find_files(text_paths).paths])
-        if self.out.exists():
-            fitted_projections.refuse_to_overwrite_foreign_file(self.out)
-
 
 @options.make_typer_command
 def calibrate(
-    texts: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
-    ],
+    texts: Annotated[list[str], argument("FILE...", "Texts to read, or - for standard input.")],
     model_options: options.MethodModelOptions,
     opts: CalibrationOptions,
     as_json: options.Json = False,
@@ -73,9 +64,13 @@ def calibrate(
     """Fit compressors of keys to a text, and compare their recall.
 
     esa calibrate book.txt --out book.safetensors"""
+    from esa_cli.evaluation.calibration import fitted_projections
+
     model = replace(model_options, cache="device")
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
-    opts.check_output_file(texts)
+    files.check_output_file("--out", opts.out, [*texts, *find_files(texts).paths])
+    if opts.out.exists():
+        fitted_projections.refuse_to_overwrite_foreign_file(opts.out)
     with Reporter(quiet) as reporter:
         study, chosen, training = _fit_compressors_and_measure_recall(texts, model, opts, reporter)
     if as_json:
@@ -92,9 +87,7 @@ def calibrate(
 def _fit_compressors_and_measure_recall(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[RecallStudy, Preset, dict[str, Any]]:
-    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.calibration import fitted_projections
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
@@ -152,18 +145,14 @@ def _print_recall_table(study: RecallStudy) -> None:
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
 
-@dataclass(frozen=True)
-class HeadsCommandOptions:
-    length: Annotated[
-        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
-    ] = "16k"
-    questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32
-    haystack: options.Haystack = None
-
-
 @options.make_typer_command
 def heads(
-    opts: HeadsCommandOptions,
+    length: Annotated[
+        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
+    ] = "16k",
+    questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32,
+    haystack: options.Haystack = None,
+    *,
     model_options: options.MethodModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -178,7 +167,7 @@ def heads(
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
         preset = model.load_preset_for_comparison()
-        search, result = _find_retrieval_heads(opts, model, preset, reporter)
+        search, result = _find_retrieval_heads(length, questions, haystack, model, preset, reporter)
     if as_json:
         print_json(result)
         return
@@ -200,33 +189,30 @@ def heads(
 
 
 def _find_retrieval_heads(
-    opts: HeadsCommandOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
-) -> tuple[HeadSearchResult, dict[str, Any]]:
+    length_option: str, questions: int, haystack: Path | None, model: options.ModelOptions,
+    preset: Preset, reporter: Reporter,
+) -> tuple[HeadSearchResult, dict[str, Any]]:  # fmt: skip
     """Finds the retrieval heads of a model, and also returns the result as a JSON object."""
     reporter.show_stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import TASKS
-    from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)
-    length, place = parse_token_count(opts.length), model.choose_device_and_dtype()
-    texts = opts.haystack
-    hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
+    length, place = parse_token_count(length_option), model.choose_device_and_dtype()
+    hay = Haystack.from_files(str(haystack)) if haystack else Haystack.from_chronicle(0)
     known = fetch_and_check_model(preset, place, reporter)
     known.check_methods_can_run({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, opts.questions, 0)
+    request = TaskRequest(length, size, hay, questions, 0)
     sample = next(TASKS["needle"].samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load_transformers_model(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
-        reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")
+        reading = reporter.start_progress(f"reading {hay.name} with {questions} needles")
         asking = partial(reporter.show_stage, "asking for needles")
         search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
@@ -244,7 +230,7 @@ def _find_retrieval_heads(
         "weak": search.misses_most_needles,
         "use": None if search.misses_most_needles else shlex.join(["--set", setting]),
         "length": length,
-        "needles": opts.questions,
+        "needles": questions,
         "haystack": hay.name,
         "dtype": place.dtype_name,
         "seconds": round(time.perf_counter() - started, 1),

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import Top
-from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_numbered_lines
+from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_lines
 from esa_cli.apps.cli.options import options, output_paths
+from esa_cli.apps.cli.options.command_help import argument
 from esa_cli.apps.cli.output import answer_output, terminal
 from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
@@ -25,9 +26,7 @@ from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import PARTIAL, EsaError, UsageError
 from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.qa.answering.reply import Reply
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
+from esa_cli.qa.api import Esa
 
 MAX_PASSAGES = 10
 """The number of passages that are recorded with each answer, for the command /evidence."""
@@ -50,9 +49,7 @@ _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 
 @options.make_typer_command
 def chat(
-    documents: Annotated[
-        list[str], typer.Argument(metavar="DOC...", help="The documents to talk about.")
-    ],
+    documents: Annotated[list[str], argument("DOC...", "The documents to talk about.")],
     keep: options.Keep = None,
     method: options.Method = None,
     top: Top = None,
@@ -94,7 +91,7 @@ def chat(
                 reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends{more}")
                 run_chat_on_terminal(talk)
                 return
-            for _, line in read_numbered_lines(sys.stdin):
+            for line in read_lines(sys.stdin):
                 if not talk.answer_question_or_run_command(line):
                     break
     if talk.failed:
@@ -247,8 +244,7 @@ def _note_first_ctrl_c(presses: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _hold_typed_keys_back() -> Iterator[None]:
-    """A context manager in which a POSIX terminal does not show typed keys, which the next line of
-    input then begins with."""
+    """Keeps a POSIX terminal from showing typed keys; the next line of input begins with them."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return

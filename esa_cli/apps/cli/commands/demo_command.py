@@ -11,11 +11,12 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.apps.cli.output.passage_output import print_passages
 from esa_cli.apps.cli.output.terminal import Reporter, make_rich_console
+from esa_cli.documents.document import Document
+from esa_cli.evaluation.tasks import chronicle_task
 from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.tasks.chronicle_task import DemoQuestion
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
@@ -33,11 +34,9 @@ def demo(
 
     `esa demo` works in any folder and leaves no files, but its first run fetches the model."""
     from esa_cli.apps.cli.model_and_documents import open_model
-    from esa_cli.documents.document import Document
-    from esa_cli.evaluation.tasks.chronicle_task import build_chronicle, get_demo_questions
     from esa_cli.qa.opening import choose_answer_source
 
-    started, text = time.perf_counter(), build_chronicle()
+    started, text = time.perf_counter(), chronicle_task.build_chronicle()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), format_size(document.bytes)
@@ -49,7 +48,7 @@ def demo(
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            *answered, unanswered = get_demo_questions()
+            *answered, unanswered = chronicle_task.get_demo_questions()
             questions = [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
             right = sum(_ask_and_check_answer(esa, book, one, reporter) for one in questions)
     seconds = time.perf_counter() - started
@@ -57,9 +56,9 @@ def demo(
     _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:
-    from esa_cli.evaluation.tasks.chronicle_task import contains_answer
-
+def _ask_and_check_answer(
+    esa: Esa, book: Book, question: chronicle_task.DemoQuestion, reporter: Reporter
+) -> bool:
     _print_in_style(question.question, "bold")
     reporter.show_spinner("answering")
     reply = esa.ask(question.question, [book], evidence=1)
@@ -68,7 +67,7 @@ def _ask_and_check_answer(esa: Esa, book: Book, question: DemoQuestion, reporter
     if reply.doubtful:
         _print_in_style(f"  {NOT_FOUND}")
     answers = question.answers
-    right = contains_answer(reply.text, answers) if answers else not reply.found
+    right = chronicle_task.contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")

@@ -17,7 +17,7 @@ import typer
 
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import make_document_json_list
 from esa_cli.documents.readers.text_builder import shorten_name_list
@@ -40,8 +40,7 @@ EVERY = 64
 
 
 class CollectedPlacesFile(JsonLinesFile):
-    """The output file of `esa collect`. The first row of the file has the fields of `about`, and
-    `key`, a digest of the question, the documents and the settings."""
+    """The output file of `esa collect`; `key` is a digest of question, documents and settings."""
 
     def __init__(self, path: Path | None, question: str, key: str, about: dict[str, Any]) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})
@@ -134,9 +133,9 @@ class FindCommandOptions(options.DocumentSearchOptions):
 def find(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC... WORDS",
-            help="Files, folders or patterns, or - for standard input; then words or a question "
+        argument(
+            "DOC... WORDS",
+            "Files, folders or patterns, or - for standard input; then words or a question "
             "in quotes.",
         ),
     ] = None,
@@ -332,9 +331,9 @@ class CollectCommandOptions(options.DocumentSearchOptions):
 def collect(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC... QUESTION",
-            help="Files, folders or patterns, or - for standard input; then a question in quotes, "
+        argument(
+            "DOC... QUESTION",
+            "Files, folders or patterns, or - for standard input; then a question in quotes, "
             "which says what to look for.",
         ),
     ] = None,
@@ -366,9 +365,7 @@ def collect(
         check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = find_files(names), Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = DocumentOpener(
-            files, library, reporter, stack, limit=None, in_library=opts.library
-        )
+        documents = DocumentOpener(files, library, reporter, stack, in_library=opts.library)
         esa = stack.enter_context(
             open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )

@@ -19,14 +19,17 @@ from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
+from esa_cli.documents.document import Document
 from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
+from esa_cli.qa.ingestion import library_texts
 from esa_cli.storage.library import FileRecord, Library, LibraryEntry
+from esa_cli.storage.library.disk import get_library_folder
+from esa_cli.system.files import iterate_at_poll_intervals
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.ingest_engine import IngestRow
-    from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
 SETTLE_S = 1.0
@@ -102,21 +105,20 @@ def ingest(
             return stack.enter_context(opened)
 
         def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
-            from esa_cli.apps.ingest_engine import ingest_document
+            from esa_cli.apps import ingest_engine
             from esa_cli.qa.opening import check_before_loading
-            from esa_cli.storage.library.disk import get_library_folder
 
             if is_local:
                 for document in documents:
-                    yield ingest_document(load_model(), document, rows, reporter)
+                    yield ingest_engine.ingest_document(load_model(), document, rows, reporter)
                 return
-            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
-
             assert chosen is not None
             check_before_loading(chosen, model.choose_device_and_dtype(), reporter, keep=True)
             library, on_ray = get_library_folder().absolute(), engine == "ray"
-            worker = IngestWorker(chosen, model, rows, library, os.getcwd())
-            yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
+            worker = ingest_engine.IngestWorker(chosen, model, rows, library, os.getcwd())
+            yield from ingest_engine.ingest_in_parallel(
+                worker, documents, reporter, workers, on_ray=on_ray
+            )
 
         if follows:
             loader = None if words else load_model
@@ -140,14 +142,12 @@ def _ingest_and_print_documents(
     as_json: bool,
 ) -> None:
     """Lists the ingested documents even after an error."""
-    from esa_cli.qa.ingestion.library_texts import record_removed_files_of_folders
-
     rows: list[IngestRow] = []
     gathered = read_documents(document_names, reporter, WorkShard.parse(shard))
     try:
         for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
-        record_removed_files_of_folders(Library(), document_names)
+        library_texts.record_removed_files_of_folders(Library(), document_names)
     finally:
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:
@@ -172,10 +172,7 @@ def _update_library_from_folders(
     folders: Sequence[str], updater: FolderUpdater, watch: bool, as_json: bool
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
-    from esa_cli.qa.ingestion.library_texts import check_indexable_folder
-    from esa_cli.system.files import iterate_at_poll_intervals
-
-    checked = [check_indexable_folder(name, updater.library) for name in folders]
+    checked = [library_texts.check_indexable_folder(name, updater.library) for name in folders]
     failed = dict[str, bool]()
 
     def update_library_and_print_changes(folder: str, is_first: bool) -> None:
@@ -227,13 +224,10 @@ class FolderUpdater:
     def update_library(self, folder: str, is_first: bool) -> dict[str, Any]:
         """Updates the library with the files in a folder, and returns what changed as a JSON
         object. Raises DocumentError, LibraryError, ResourceError."""
-        from esa_cli.qa.ingestion import library_texts
-
         library, load_model, reporter = self.library, self.load_model, self.reporter
-        reported_files = self.reported[folder]
-        started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
-        if is_first:
-            progress = reporter.start_progress(f"files of {folder}", "files")
+        reported_files, started = self.reported[folder], time.perf_counter()
+        outdated = list[LibraryEntry]()
+        progress = reporter.start_progress(f"files of {folder}", "files") if is_first else None
         with library.open_catalogue() as catalogue:
             state = library_texts.sync_folder(
                 catalogue, folder, prune=self.prune,

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.options.completion import complete_document_names
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
@@ -26,15 +26,11 @@ HERE = "library"
 _STATES = {LibraryFileVersionError: "of another format", UnreadableError: "unreadable"}
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
-Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_document_names)]
-Ids = Annotated[
-    list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=complete_document_names)
-]
+Id = Annotated[str, argument("ID", _ID, autocompletion=complete_document_names)]
+Ids = Annotated[list[str], argument("ID...", _ID, autocompletion=complete_document_names)]
 AnyIds = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[ID...]", help=_ID + " By default all.", autocompletion=complete_document_names
-    ),
+    argument("[ID...]", _ID + " By default all.", autocompletion=complete_document_names),
 ]
 
 
@@ -182,8 +178,8 @@ def prune_library(
 
 @library.command("copy")
 def copy_documents(
-    source: Annotated[str, typer.Argument(metavar="SRC", help=f"Copy from here: {_PLACE}.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help=f"Copy to here: {_PLACE}.")],
+    source: Annotated[str, argument("SRC", f"Copy from here: {_PLACE}.")],
+    target: Annotated[str, argument("DST", f"Copy to here: {_PLACE}.")],
     names_or_ids: AnyIds = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

@@ -6,19 +6,16 @@ import shutil
 import textwrap
 from typing import Annotated, Literal
 
-import typer
-
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
+from esa_cli.apps.question_log import find_log_path, list_logged_questions
 from esa_cli.errors import UsageError
 
 
 @options.make_typer_command
 def log(
-    action: Annotated[
-        Literal["clear"] | None, typer.Argument(metavar="[clear]", help="Remove the whole log.")
-    ] = None,
+    action: Annotated[Literal["clear"] | None, argument("[clear]", "Remove the whole log.")] = None,
     top: Annotated[int, option("--top N", "The last N questions.", min=1)] = 20,
     as_json: options.Json = False,
 ) -> None:
@@ -26,8 +23,6 @@ def log(
 
     The log is a file that only you can read; ESA_LOG=off keeps none. `esa ask --continue` goes on
     from its last question."""
-    from esa_cli.apps.question_log import find_log_path, list_logged_questions
-
     path = find_log_path()
     if path is None:
         raise UsageError("ESA_LOG=off keeps no log", "unset ESA_LOG")
@@ -44,9 +39,8 @@ def log(
     width = shutil.get_terminal_size().columns
     for row in rows:
         names = [*row.documents, *["the library"] * row.library]
-        print(
-            terminal.make_printable_line(f"{row.time[:16].replace('T', ' ')}  {', '.join(names)}")
-        )
+        heading = f"{row.time[:16].replace('T', ' ')}  {', '.join(names)}"
+        print(terminal.make_printable_line(heading))
         answer = f"perhaps: {row.answer}" if row.certainty == "perhaps" else row.answer
         for text in (row.question, answer):
             line = terminal.make_printable_line(" ".join(text.split()))

@@ -8,29 +8,27 @@ import sys
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from esa_cli.apps.cli.commands.serve_command import Allow, check_mcp_sdk_version
 from esa_cli.apps.cli.mcp_clients import CLIENTS, install_server_entry
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
+from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
-
-if TYPE_CHECKING:
-    from esa_cli.qa.api import Esa
 
 
 @options.make_typer_command
 def mcp(
     action: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[install CLIENT|skill]",
-            help=f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
+        argument(
+            "[install CLIENT|skill]",
+            f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
             f"({', '.join(CLIENTS)}); or print a SKILL.md for agents.",
         ),
     ] = None,

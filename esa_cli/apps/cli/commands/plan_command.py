@@ -15,7 +15,7 @@ from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 from esa_cli.errors import EsaError
-from esa_cli.models import parse_reference
+from esa_cli.models import DEFAULT_MODEL, find_model_folder, list_models, parse_reference
 from esa_cli.storage.library import Library
 from esa_cli.system.local_servers import SERVERS, find_running_servers
 from esa_cli.system.machine import format_duration, format_size
@@ -164,7 +164,6 @@ def inspect_machine() -> dict[str, Any]:
     import torch
 
     from esa_cli.attention.kernels import list_kernel_availability
-    from esa_cli.models import DEFAULT_MODEL, find_model_folder, list_models
     from esa_cli.models.loading.load import choose_torch_dtype
     from esa_cli.system import machine
 

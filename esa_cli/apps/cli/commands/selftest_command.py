@@ -8,28 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from esa_cli.apps.cli.commands.ask_command import Arguments
 from esa_cli.apps.cli.inputs import read_documents, split_off_question
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.errors import UsageError
+from esa_cli.documents.document import join_texts
+from esa_cli.errors import LengthError, UsageError
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import Haystack
+from esa_cli.models.files.quiet_transformers import quiet_transformers
+from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
 from esa_cli.system.registry import find_by_name
+from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
-    from esa_cli.errors import LengthError
     from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
     from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
-    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.system.jsonl import ResultsFile
 
 COMMON_SETTINGS = ("samples", "seed", "reading")
 """Settings that must be the same for all rows of a file of results."""
@@ -56,9 +57,8 @@ class SelftestCommandOptions:
 def selftest(
     test: Annotated[
         str,
-        typer.Argument(
-            metavar="TEST",
-            help="needle, needles, stars, passkey, number, kv, niah or own; several with commas.",
+        argument(
+            "TEST", "needle, needles, stars, passkey, number, kv, niah or own; several with commas."
         ),
     ],
     *,
@@ -87,8 +87,6 @@ def _check_settings_and_read_haystack(
     settings: SelftestSettings, preset: Preset, haystack_path: Path | None, output_file: Path | None
 ) -> Haystack:
     """Checks the names of tests, methods and files, and returns the text to plant facts in."""
-    from esa_cli.evaluation.tasks import TASKS
-    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
     if not settings.tests or not settings.methods:
@@ -116,8 +114,6 @@ def _run_selftests(
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
-    from esa_cli.system.jsonl import ResultsFile
-    from esa_cli.system.text import digest_text
 
     shard = common.check_files_and_parse_shard(common.out)
     reporter.show_stage("import", 0, None)
@@ -152,8 +148,6 @@ def _run_selftests(
     known.check_methods_can_run(presets, longest)
 
     def ask_missing_questions() -> bool:
-        from esa_cli.models.files.quiet_transformers import quiet_transformers
-
         with quiet_transformers():
             loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
@@ -228,9 +222,7 @@ def compare(
     window.dense tokens.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
-    from esa_cli.documents.document import join_texts
     from esa_cli.evaluation.selftest import run_plan
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import refuse_disk_cache_outside_library
@@ -283,14 +275,10 @@ def compare(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="BENCHMARK",
-            help="longbench, infinitebench, counting-stars, needlebench, or finders.",
-        ),
+        argument("BENCHMARK", "longbench, infinitebench, counting-stars, needlebench, or finders."),
     ],
     questions: Annotated[
-        Path | None,
-        typer.Argument(metavar="QUESTIONS.jsonl", help="With finders: questions with passages."),
+        Path | None, argument("QUESTIONS.jsonl", "With finders: questions with passages.")
     ] = None,
     data: Annotated[
         Path | None, option("--data DIR", "The folder with the official files of the benchmark.")
@@ -319,7 +307,6 @@ def bench(
     from esa_cli.evaluation.bench.benchmarks import BENCHMARKS
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import resolve_preset, set_method_to_compare
-    from esa_cli.system.jsonl import ResultsFile
 
     benchmark = find_by_name(BENCHMARKS, "benchmark", name)
     reporter = terminal.Reporter(common.quiet)
@@ -369,7 +356,6 @@ def bench(
         if complete:
             return True
         from esa_cli.evaluation.row_run import ask_unanswered_questions
-        from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         deadline = common.compute_deadline()
@@ -398,7 +384,6 @@ def _bench_finders(
 ) -> None:
     """Measures words, the preset's finder, and the finder of --finder on a user's questions."""
     from esa_cli.evaluation.bench import finder_bench
-    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
     from esa_cli.qa.opening import check_before_loading
 

@@ -6,18 +6,17 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import is_loopback_host
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.mcp_server import McpDocumentTools
-    from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
 Allow = Annotated[
@@ -96,9 +94,9 @@ class ServeCommandOptions:
 def serve(
     documents: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="DOC...",
-            help="Documents for requests that name none; without these and --allow the library.",
+        argument(
+            "DOC...",
+            "Documents for requests that name none; without these and --allow the library.",
         ),
     ] = None,
     *,
@@ -124,14 +122,15 @@ def serve(
         chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-
-            def make_mcp_tools(documents: AllowedDocuments) -> McpDocumentTools:
+            make_mcp_tools = None
+            with suppress(UsageError):  # MCP is served only if its SDK is installed
+                check_mcp_sdk_version()
                 from esa_cli.apps.server.mcp_server import McpDocumentTools
 
-                return McpDocumentTools(documents, chosen, model, reporter)
-
-            with_mcp = make_mcp_tools if has_mcp_sdk() else None
-            serve_over_http(esa, opts, gathered, reporter, limit, with_mcp)
+                make_mcp_tools = partial(
+                    McpDocumentTools, preset=chosen, model=model, reporter=reporter
+                )
+            serve_over_http(esa, opts, gathered, reporter, limit, make_mcp_tools)
 
 
 def check_serve_options(opts: ServeCommandOptions) -> None:
@@ -158,9 +157,8 @@ def serve_over_http(
     limit: int | None = None,
     make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
 ) -> None:  # fmt: skip
-    """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
-    documents. With `make_mcp_tools` MCP clients are served, too. Raises ResourceError,
-    LibraryError. UsageError: the address is in use."""
+    """Ingests documents, then serves HTTP, and any MCP tools, until Ctrl-C. Requests open at most
+    `limit` documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
@@ -203,12 +201,3 @@ def check_mcp_sdk_version() -> None:
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
         wrong = f"the package mcp needs version {MIN_SDK_VERSION} or later, got {version}"
         raise UsageError(wrong, INSTALL_SDK)
-
-
-def has_mcp_sdk() -> bool:
-    """Whether the Model Context Protocol's SDK is installed and new enough."""
-    try:
-        check_mcp_sdk_version()
-    except UsageError:
-        return False
-    return True

@@ -28,6 +28,11 @@ def option(names_and_metavar: str, help_text: str, **typer_settings: Any) -> Any
     return typer.Option(*names, metavar=value or None, help=help_text, **typer_settings)
 
 
+def argument(metavar: str, help_text: str, **typer_settings: Any) -> Any:
+    """Makes a typer argument from its name in the help, like `DOC...`, and a help text."""
+    return typer.Argument(metavar=metavar, help=help_text, **typer_settings)
+
+
 def show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, option("--version", "Show the version.")] = False,

@@ -1,7 +1,6 @@
 """The options that several commands share, alone or in groups.
 
-A group of options is a dataclass, whose annotated fields `make_typer_command` turns into options of
-a command."""
+`make_typer_command` turns the annotated fields of a group, a dataclass, into options."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from esa_cli.apps.cli.options import completion, output_paths
-from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.errors import NOT_FOUND, UsageError
 from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.progress import WorkShard
@@ -34,8 +33,7 @@ RUN_SETTINGS = ("dtype", "cache", "plugin")
 """Settings that `--set` accepts although they belong to one run, not to a preset."""
 
 Documents = Annotated[
-    list[str],
-    typer.Argument(metavar="DOC...", help="Files, folders or patterns, or - for standard input."),
+    list[str], argument("DOC...", "Files, folders or patterns, or - for standard input.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -71,9 +69,7 @@ Shard = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that choose the preset, its settings and its model, and how the model runs.
-
-    `dtype`, `cache` and `plugins` are set by `--set`, not by options of their own."""
+    """The options that choose the preset, its settings and its model, and how the model runs."""
 
     preset: Annotated[
         str,
@@ -183,8 +179,7 @@ def _check_temperature_option(temperature: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class AnswerGenerationOptions:
-    """Options for the generation of answers, which are arguments of `Esa.ask`, too; an option that
-    is None keeps the preset's setting."""
+    """Options that are also arguments of `Esa.ask`; None keeps the setting of the preset."""
 
     max_new_tokens: MaxTokens = None
     temperature: Annotated[
@@ -251,8 +246,7 @@ class AnswerModelOptions(ModelOptions):
         later_method: str | None = None,
     ) -> LoadedPreset:
         """Loads the preset with the settings of --reader, too; `later_method` is applied when the
-        documents are known. Raises UsageError: the answers of --reader need passages, but answers
-        come from the KV cache."""
+        documents are known. Raises UsageError: answers of --reader would need passages."""
         if (address := self.split_address_and_model()[0]) is not None:
             settings = [*settings, f"answer.reader={json.dumps(address)}", "answer.from=text"]
         chosen = super().load_preset(method, settings)
@@ -279,8 +273,7 @@ class QuestionShardOptions:
     ] = None
 
     def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
-        """Checks the output file, and returns the shard of --shard. Raises UsageError: --shard is
-        not K/N, or the file is wrong."""
+        """Raises UsageError: --shard is not K/N, or the output file is wrong."""
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
@@ -322,8 +315,7 @@ class MethodComparisonOptions(QuestionShardOptions):
 
 
 def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turns a function into a Typer command, in which a parameter that is a dataclass is replaced
-    by one option for each annotated field of the dataclass."""
+    """Makes a Typer command, with an option for each annotated field of dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     declared = list[tuple[str, Any, Any]]()

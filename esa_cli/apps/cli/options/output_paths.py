@@ -9,15 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.files import convert_writing_errors, write_text_atomically
+from esa_cli.system.jsonl import ResultsFile
 from esa_cli.version import __version__
-
-if TYPE_CHECKING:
-    from esa_cli.system.jsonl import ResultsFile
 
 WRITABLE = "name a file in a folder that you may write to"
 
@@ -43,8 +40,7 @@ def check_output_file(
 
 
 def write_text_file(path: Path, text: str) -> None:
-    """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
-    ResourceError: the disk is full."""
+    """Writes atomically if the folder is writable. Raises DocumentError. ResourceError: no room."""
     with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
         place = path.resolve()  # a link stays a link
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):

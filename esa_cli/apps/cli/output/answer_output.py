@@ -84,9 +84,8 @@ def print_answer_and_passages(
 def _print_notes(
     reply: Reply, notes: Sequence[str], lead: str, heading: str, reporter: Reporter
 ) -> None:
-    """Prints doubts about an answer, and notes, between two sentences. On a terminal all are one
-    line with the first doubt, note or warning, the first file that is left out, and the number of
-    the others."""
+    """Prints doubts about an answer, and notes, between two sentences; on a terminal one line with
+    the first doubt, note or warning, the first file left out, and the number of the others."""
     doubts = [NOT_FOUND] * reply.doubtful + [CUT_OFF] * reply.cut
     warnings = [f"{line.removeprefix('esa: ')}." for line in reporter.release_warnings()]
     if reporter.live and not reporter.is_verbose:
@@ -111,10 +110,9 @@ def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
     hint = (
         "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
     )
-    for name, models in find_running_servers(HINT_S).items():
-        if models:
-            hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
-            break
+    name = next((name for name, models in find_running_servers(HINT_S).items() if models), None)
+    if name is not None:
+        hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
     if hint:
         reporter.show_note(f"  {hint}")
     return bool(hint)

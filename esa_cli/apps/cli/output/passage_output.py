@@ -27,8 +27,7 @@ MAX_LINES = 8
 MARK = "bold underline"
 _PROSE = (".txt", ".text", ".log", "")
 _NOT_WRAPPED = 200
-"""A text with a line of more characters was not wrapped, so that all its line breaks have a
-meaning."""
+"""All line breaks have a meaning in a text that has a longer line, as it was not wrapped."""
 _FULL = 0.75
 """The share of the longest line that a line must have if only the width ended it."""
 _TOKEN = re.compile(r"\s+|\S+")

@@ -121,10 +121,8 @@ def make_rich_console(stream: TextIO) -> Any:
 
 
 class Reporter(AbstractContextManager["Reporter"]):
-    """A context manager that prints warnings and, unless `quiet`, progress on standard error.
-
-    Args:
-        verbose: whether all notes and warnings are printed; `hold_warnings` then does nothing."""
+    """A context manager that prints warnings and, unless `quiet`, progress on standard error. If it
+    is `verbose`, `hold_warnings` does nothing."""
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.is_verbose = quiet, verbose
@@ -142,9 +140,9 @@ class Reporter(AbstractContextManager["Reporter"]):
         for warning in self.release_warnings():
             self.warn(warning)
 
-    def hold_warnings(self) -> None:
-        """From now on, on a terminal, leaves out dim notes, and holds warnings back."""
-        if self.live and not self.is_verbose:
+    def hold_warnings(self, even_if_quiet: bool = False) -> None:
+        """Holds warnings, and leaves out dim notes, on a terminal or `even_if_quiet`."""
+        if even_if_quiet or (self.live and not self.is_verbose):
             self._held = []
 
     def release_warnings(self) -> list[str]:

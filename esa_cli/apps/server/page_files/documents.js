@@ -7,6 +7,7 @@ const chosen = new Set(); // ids of documents
 const DRAWN = 300; // documents of a group that are drawn at once
 const OPEN = 12; // a group with more documents is closed at first
 
+const choose = (one, isChosen) => (isChosen ? chosen.add(one.id) : chosen.delete(one.id));
 const allDocuments = () => groups.flatMap((group) => group.documents);
 const isWhole = (group) => group.documents.every((one) => chosen.has(one.id));
 
@@ -81,8 +82,7 @@ function makeItem(one, index) {
   one.box = make("input", { type: "checkbox", id: `document-${index}` });
   one.box.checked = chosen.has(one.id);
   one.box.addEventListener("change", () => {
-    if (one.box.checked) chosen.add(one.id);
-    else chosen.delete(one.id);
+    choose(one, one.box.checked);
     showChosen();
   });
   const name = safeName(one.name);
@@ -102,10 +102,7 @@ function makeItem(one, index) {
 
 // Ticks or unticks the documents of a group that match the filter.
 function chooseGroup(group) {
-  for (const one of matching(group)) {
-    if (group.box.checked) chosen.add(one.id);
-    else chosen.delete(one.id);
-  }
+  for (const one of matching(group)) choose(one, group.box.checked);
   showChosen();
 }
 
