@@ -202,8 +202,8 @@ def make_click_command(only_subcommand: str | None = None) -> Any:
 
 
 def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
-    """Prints the message and hint of an error, with `as_json` on standard output, too, and returns
-    its exit code."""
+    """Prints the message and hint of an error, `as_json` also as a line of JSON, and returns its
+    exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -222,9 +222,9 @@ def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
         hint = "set ESA_DEBUG=1 to see the traceback, and please report the bug"
     _print_error(message, hint)
     if as_json:
-        facts = {"error": message, "hint": hint, "exit_code": code}
         with contextlib.suppress(OSError, ValueError):
-            print(json.dumps(facts, indent=2), flush=True)
+            facts = {"error": message, "hint": hint, "exit_code": code}
+            print(json.dumps(facts), file=sys.stderr, flush=True)
     return code
 
 
