@@ -147,11 +147,8 @@ class LayerMemory:
 @dataclass
 class KVSharingLayerMemory(LayerMemory):
     """The memory of a layer that has only queries, and attends to another layer's keys and values,
-    as in Gemma 3n and 4.
-
-    Args:
-        source: the memory of the layer with keys and values. The source memory has the store, the
-            projection and the selectors' states, under the index of the layer with queries."""
+    as in Gemma 3n and 4. The memory of that layer, `source`, has the store, the projection and the
+    selectors' states, under the index of the layer with queries."""
 
     source: LayerMemory = field(kw_only=True)
 

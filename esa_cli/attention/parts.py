@@ -22,14 +22,10 @@ from esa_cli.system.machine import is_out_of_memory_error
 
 @dataclass
 class Moments:
-    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries q and keys k.
+    """Sums over a layer's tokens of q q^T and k k^T (F, F), for folded queries q and keys k."""
 
-    Args:
-        count: number of added tokens. seen: position after the last added token.
-        queries, keys: the sums over folded queries and over folded keys."""
-
-    count: int = 0
-    seen: int = 0
+    count: int = 0  # number of added tokens
+    seen: int = 0  # position after the last added token
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 
@@ -48,13 +44,6 @@ def require_at_least(minimum: float, **settings: float | None) -> None:
     for name, value in settings.items():
         if value is not None and not value >= minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
-
-
-def require_odd(**settings: int) -> None:
-    """Raises ValueError for a setting that is not an odd number of tokens."""
-    for name, value in settings.items():
-        if value < 1 or value % 2 == 0:
-            raise ValueError(f"{name} must be odd and at least 1, got {value}")
 
 
 class Score(ABC):
@@ -88,10 +77,8 @@ class Score(ABC):
 class Selector(ABC):
     """Base class of rules that select the middle tokens of the KV cache that a chunk attends to."""
 
-    @property
-    def sums_layers(self) -> bool:
-        """Whether the selector sums scores over layers, so that a score may be 0 in some layers."""
-        return False
+    sums_layers: bool = False
+    """Whether the selector sums scores over layers, so that a score may be 0 in some layers."""
 
     @property
     def surveys(self) -> bool:

@@ -33,10 +33,8 @@ def choose_tokens_per_block(logits_per_token: int) -> int:
 class Positions(NamedTuple):
     """Rotary positions of queries and keys; only the differences between positions matter."""
 
-    query: Tensor
-    """(C,) integers or floats, in tokens."""
-    key: Tensor
-    """(n,) integers or floats, in tokens."""
+    query: Tensor  # (C,) integers or floats, in tokens
+    key: Tensor  # (n,) integers or floats, in tokens
 
 
 class LayerState(ABC):
@@ -68,8 +66,7 @@ class KVStore(Protocol):
 
     heads: int
     dim: int
-    shared: bool
-    """Whether keys and values are the same numbers, which are then stored once."""
+    shared: bool  # whether keys and values are the same numbers, which are then stored once
 
     @property
     def is_on_device(self) -> bool:
@@ -118,7 +115,6 @@ class Step:
     """What a score or selector sees in one layer: a chunk's queries and the tokens to select from.
 
     Args:
-        layer: index of the layer.
         layers: ascending indices of the layers that run the method; empty if they are unknown.
         start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
@@ -126,7 +122,6 @@ class Step:
         local: number of local tokens L, which end before position `start`.
         distance: the position encoding's query position for far tokens, with keys at 0.
         scale: the model's factor of q . k. cap: the model's soft cap of logits; 0 for none.
-        score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
         decoding: whether the chunk is one token of an answer.
         query: the state of the question. states: the layer states, by layer and selector class.

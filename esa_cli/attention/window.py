@@ -1,7 +1,6 @@
 """Has a method's window sizes and the state of a question, and cuts forward calls into chunks.
 
-This module does not import torch, so that presets are checked quickly.
-"""
+This module does not import torch, so that presets are checked quickly."""
 
 from __future__ import annotations
 
@@ -15,15 +14,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class QuestionAndText:
-    """The text of each token of the documents, and the text of the question.
+    """The text of each token of the documents, and the text of the question."""
 
-    Args:
-        question: the question's own words, without the prompt around them.
-        pieces: a function that returns the text of each token of the documents.
-        results: results of `once` by key, which last as long as the documents are cached."""
-
-    question: str
-    pieces: Callable[[], Sequence[str]]
+    question: str  # the question's own words, without the prompt around them
+    pieces: Callable[[], Sequence[str]]  # returns the text of each token of the documents
+    # The results of `once` by key, which last as long as the documents are cached.
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -79,16 +74,12 @@ class QueryState:
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """A chunk of a forward call, which is the tokens at absolute positions [start, stop).
-
-    Args:
-        select: whether the chunk attends to selected middle tokens.
-        decoding: whether the chunk is one token of the answer."""
+    """A chunk of a forward call, which is the tokens at absolute positions [start, stop)."""
 
     start: int
     stop: int
-    select: bool
-    decoding: bool = False
+    select: bool  # whether the chunk attends to selected middle tokens
+    decoding: bool = False  # whether the chunk is one token of the answer
 
     @property
     def token_count(self) -> int:

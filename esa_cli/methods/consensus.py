@@ -88,14 +88,11 @@ class LayerSumSelector(Selector):
     layer selects by the scores that all layers had in the first pass."""
 
     rounds: Literal[1, 2] = 1
+    sums_layers = True
 
     @abstractmethod
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         """Returns ascending offsets of at most `budget` tokens with the best scores (M,)."""
-
-    @property
-    def sums_layers(self) -> bool:
-        return True
 
     @property
     def surveys(self) -> bool:

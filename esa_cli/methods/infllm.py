@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap
+from esa_cli.attention.algebra import apply_soft_cap, concat_key_heads
 from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
@@ -151,20 +151,18 @@ class InfLLMSelector(Selector):
         state: InfLLMLayerState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
-        def average_block_keys(first_token: int, block_count: int) -> Tensor:
-            stop = first_token + block_count * self.block
-            keys = step.store.span(first_token, stop)[0].reshape(-1, block_count, self.block, dim)
-            r = None if state.mass is None else state.mass.get_received_attention(first_token, stop)
-            return self._average_representative_keys(keys, r, heads)
+        def average_block_keys(keys: Tensor, first: int) -> Tensor:
+            mass, stop = state.mass, first + keys.shape[1]
+            received = None if mass is None else mass.get_received_attention(first, stop)
+            blocks = keys.unflatten(1, (-1, self.block))
+            return self._average_representative_keys(blocks, received, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         options = (step, self.block, heads * dim, average_block_keys)
         rows = keys.extend_cache(*options, lookahead=step.local)
-        scores = []
-        for _, block in rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
-            by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
-            scores.append(by_head.sum(dim=0))
-        return torch.cat(scores)
+        blocks = rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE)
+        each = ((block.float().view(-1, heads, dim) * mean).sum(dim=2).T for _, block in blocks)
+        return torch.cat([by_head.sum(dim=0) for by_head in each])
 
     def _average_representative_keys(
         self, keys: Tensor, received_attention: Tensor | None, head_count: int
@@ -174,14 +172,13 @@ class InfLLMSelector(Selector):
         share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
         if (r := received_attention) is None:
-            return mean.transpose(0, 1).flatten(1)
+            return concat_key_heads(mean)
         r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
         best = r.topk(min(self.representatives, size), dim=3).indices
         best = best[..., None].expand(-1, -1, -1, -1, dim)
         most = keys[:, None].expand(-1, share, -1, -1, -1).gather(3, best).float().mean(dim=3)
         known = r.amax(dim=(0, 1, 3))[:, None] > 0
-        picked = torch.where(known, most.flatten(0, 1), mean)
-        return picked.transpose(0, 1).flatten(1)
+        return concat_key_heads(torch.where(known, most.flatten(0, 1), mean))
 
 
 @recipe(
