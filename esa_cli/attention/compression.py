@@ -57,10 +57,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
 
     For independent queries and keys with second moments Sq and Sk, the error of projections A and B
     is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated singular value
-    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots.
-
-    Args:
-        rank: R; F if R is larger. ridge: added to the spectra, relative to their largest value."""
+    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots. `ridge` is added to the spectra,
+    relative to their largest value."""
     query_moment, key_moment = _average_moments(moments)
     q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
     k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)

@@ -31,12 +31,9 @@ def compute_reference_attention(
     visible_mask: Tensor | None = None,
 ) -> Output:  # fmt: skip
     """Computes softmax(scale * q k^T) v in plain float32 operations, with which tests compare other
-    kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf.
-
-    Args:
-        causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
-        soft_cap: soft cap of the logits; 0 stands for none.
-        visible_mask: bool (C, N), which says which keys each query sees."""
+    kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf. If `causal`,
+    query i sees the first N - C + i + 1 keys (the last query sees all of them); else the bool
+    `visible_mask` (C, N) says which keys each query sees. A `soft_cap` of 0 stands for none."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, soft_cap)
     if causal:

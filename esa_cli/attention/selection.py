@@ -35,12 +35,9 @@ def cache_scores_if_few(
 @dataclass(frozen=True)
 class LogitSum(Score):
     """The ESA paper's score, which sums logits over heads (equation (3)), subtracts each query's
-    maximum, and takes the maximum over queries (equation (4)).
+    maximum, and takes the maximum over queries (equation (4))."""
 
-    Args:
-        rotate: whether queries are first rotated to the far distance; the paper does not say."""
-
-    rotate: bool = False
+    rotate: bool = False  # whether queries first rotate to the far distance; the paper does not say
 
     features = True
 

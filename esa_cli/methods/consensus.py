@@ -108,8 +108,7 @@ class LayerSumSelector(Selector):
         if turn.surveyed is not None:
             return self._select_by_scores(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
-        earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
-        if earlier:
+        if step.decoding and (earlier := [at for at in layer_scores if at < step.start]):
             return self._select_by_scores(layer_scores[max(earlier)], step, budget)
         before = layer_scores.get(step.start)
         if before is None or before.layer >= step.layer:

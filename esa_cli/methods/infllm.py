@@ -27,7 +27,6 @@ from esa_cli.storage.memory_store import GrowingRowMatrix
 
 KEPT_CHUNKS = 8
 """The number of last chunks that can be cropped exactly; a question has one or two chunks."""
-TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
@@ -73,7 +72,7 @@ class ReceivedAttention:
             kept[step.start] = self.rows.get_row_range(first, step.start).clone()
             self.before_chunks = dict([*kept.items()][-KEPT_CHUNKS:])
         self.answering = step.decoding
-        for at, view in self.rows.iterate_row_blocks(first, stop, TOKENS_ADDED_AT_ONCE):
+        for at, view in self.rows.iterate_row_blocks(first, stop, TOKENS_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
@@ -84,7 +83,7 @@ class ReceivedAttention:
         self.answering = False
         if (before := self.before_chunks.get(length)) is not None:
             first = length - before.shape[0]
-            for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_ADDED_AT_ONCE):
+            for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
@@ -149,17 +148,17 @@ class InfLLMSelector(Selector):
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMLayerState = step.layer_state(self)
-        keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
+        cache = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
         def average_block_keys(keys: Tensor, first: int) -> Tensor:
             mass, stop = state.mass, first + keys.shape[1]
             received = None if mass is None else mass.get_received_attention(first, stop)
-            blocks = keys.unflatten(1, (-1, self.block))
+            blocks = keys.reshape(len(keys), -1, self.block, dim)
             return self._average_representative_keys(blocks, received, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         options = (step, self.block, heads * dim, average_block_keys)
-        rows = keys.extend_cache(*options, lookahead=step.local)
+        rows = cache.extend_cache(*options, lookahead=step.local)
         blocks = rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE)
         each = ((block.float().view(-1, heads, dim) * mean).sum(dim=2).T for _, block in blocks)
         return torch.cat([by_head.sum(dim=0) for by_head in each])

@@ -1,10 +1,9 @@
 """The methods Quest and Loki, which select tokens for each query head by approximate logits.
 
 Each head makes one selection for all queries of a chunk, by the head's own scores in equation (4)
-of the ESA paper. Quest (Tang et al., arXiv 2406.10774) selects the pages with the highest upper
-bounds of logits. A page's bound is the sum over dimensions d of max(q_d max k_d, q_d min k_d), with
-max and min over the page's keys k. Loki (Singhania et al., arXiv 2406.02542) computes logits in the
-first principal directions of the keys, and attends exactly to the k best tokens.
+of the ESA paper. Quest selects the pages with the highest upper bounds of logits. A page's bound is
+the sum over dimensions d of max(q_d max k_d, q_d min k_d), with max and min over the page's keys k.
+Loki computes logits in the first principal directions of the keys.
 
 Unlike the published methods, esa rotates queries to the far distance, leaves keys unrotated, and
 selects tokens for every chunk. Loki's directions are fitted to the first middle tokens."""
@@ -190,10 +189,10 @@ class LokiSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         state: LokiLayerState = step.layer_state(self)
         basis = self._fit_principal_directions(state, step)
+        width = step.store.heads * basis.shape[2]
         reduced = state.keys.extend_cache(
-            step, 1, step.store.heads * basis.shape[2],
-            lambda keys, _: concat_key_heads(keys.float() @ basis),
-        )  # fmt: skip
+            step, 1, width, lambda keys, _: concat_key_heads(keys.float() @ basis)
+        )
         compute_logits = partial(self._compute_reduced_logits, step, basis, reduced)
         return select_for_each_head(compute_logits, step.queries, step.middle, budget)
 
