@@ -13,18 +13,13 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class AnswerStreamer:
-    """Decodes the tokens of an answer as they arrive, and passes only complete characters on.
-
-    Attributes:
-        text, count: the text of the answer so far, and the number of its tokens.
-        last: the latest token id, or None before the first token.
-        first: when the first token arrived, as `time.perf_counter` says, or None before."""
+    """Decodes the tokens of an answer as they arrive, and passes only complete characters on."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
-        self.text, self.count = "", 0
-        self.first: float | None = None
-        self.last: int | None = None
+        self.text, self.count = "", 0  # the answer so far, and the number of its tokens
+        self.first: float | None = None  # when the first token arrived, by `time.perf_counter`
+        self.last: int | None = None  # the latest token id
         self._ids: list[int] | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
@@ -45,7 +40,7 @@ class AnswerStreamer:
     def _emit_new_text(self, omitted_characters: str) -> None:
         """Passes the answer's new text to `on_text`, except for `omitted_characters` at its end."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(omitted_characters) if omitted_characters else text
+        text = text.rstrip(omitted_characters)
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
@@ -56,16 +51,12 @@ def generate(
     temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
     streamer: AnswerStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Returns the token ids of an answer that a transformers model generates for a prompt.
+    """Returns the token ids of an answer that a transformers model generates for a whole prompt.
 
     The model's generation settings are ignored, apart from special token ids, since a penalty for
-    repetition, for example, would penalise answers that quote the document in the prompt.
-
-    Args:
-        prompt_ids: the token ids of the whole prompt, cached or not.
-        temperature: 0 for greedy decoding; otherwise tokens are sampled.
-        top_p: the probability of the nucleus from which tokens are sampled.
-        seed: the seed of the sampling; torch's global generators are restored afterwards."""
+    repetition, for example, would penalise answers that quote the document in the prompt. Decoding
+    is greedy at a `temperature` of 0; otherwise tokens are sampled from the nucleus of the
+    probability `top_p`. After sampling with a `seed`, torch's global generators are restored."""
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig
@@ -78,9 +69,8 @@ def generate(
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
     with quiet_transformers(), ExitStack() as stack:
         if seed is not None:
-            kind = "cuda" if model.device.type == "cpu" else model.device.type
             devices = [] if model.device.type == "cpu" else [model.device]
-            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+            stack.enter_context(torch.random.fork_rng(devices, device_type=model.device.type))
             torch.manual_seed(seed)
         stack.callback(setattr, model, "generation_config", before)
         model.generation_config = config(**special)

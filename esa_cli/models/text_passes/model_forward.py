@@ -29,8 +29,7 @@ def call_layer_hooks(layer: nn.Module) -> None:
 
 def share_layer_hooks(model: Any, other_model: Any) -> None:
     """Makes each layer of `other_model` call the forward pre-hooks of the same layer of `model`."""
-    layers = zip(model.base_model.layers, other_model.base_model.layers, strict=True)
-    for layer, later in layers:
+    for layer, later in zip(model.base_model.layers, other_model.base_model.layers, strict=True):
         later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
 
 
@@ -43,10 +42,8 @@ def compute_hidden_states(
 ) -> Tensor:
     """Returns the hidden states (B, T, H) of token ids (B, T) after the first `layer_count` layers
     of a model, without running later layers, as float32 and divided by their root mean square.
-
-    Args:
-        lengths: with the number (B,) of tokens of each sequence that are not padding, each token
-            attends to all tokens of its sequence; without them, to itself and earlier ones."""
+    With `lengths` (B,), the numbers of tokens that are not padding, each token attends to all
+    tokens of its sequence; without them, to itself and earlier ones."""
     states = list[Tensor]()
 
     def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
