@@ -57,8 +57,10 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
 
     For independent queries and keys with second moments Sq and Sk, the error of projections A and B
     is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated singular value
-    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots. `ridge` is added to the spectra,
-    relative to their largest value."""
+    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots.
+
+    Args:
+        rank: R, or F if F is less. ridge: added to the spectra, relative to their largest value."""
     query_moment, key_moment = _average_moments(moments)
     q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
     k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
@@ -78,10 +80,14 @@ def fit_pca_projections(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedFormCompressor(Compressor):
-    """A compressor that fits projections to a document's first tokens, without training."""
+    """A compressor that fits projections to a document's first tokens in prefill, without training.
 
-    rank: int = 48  # R, the numbers stored per token and layer
-    fit_tokens: int = 2048  # fewer when the first selection comes earlier
+    Args:
+        rank: R, the numbers stored per token and layer.
+        fit_tokens: tokens to fit on; fewer when the first selection comes earlier."""
+
+    rank: int = 48
+    fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
         require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)

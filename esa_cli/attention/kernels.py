@@ -31,9 +31,12 @@ def compute_reference_attention(
     visible_mask: Tensor | None = None,
 ) -> Output:  # fmt: skip
     """Computes softmax(scale * q k^T) v in plain float32 operations, with which tests compare other
-    kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf. If `causal`,
-    query i sees the first N - C + i + 1 keys (the last query sees all of them); else the bool
-    `visible_mask` (C, N) says which keys each query sees. A `soft_cap` of 0 stands for none."""
+    kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf.
+
+    Args:
+        causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
+        soft_cap: soft cap of the logits; 0 stands for none.
+        visible_mask: bool (C, N), which says which keys each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, soft_cap)
     if causal:
@@ -113,14 +116,17 @@ def attend_by_flash_attn(
 
 
 class Kernel(NamedTuple):
-    """An attention kernel, with the device and the options that the kernel supports."""
+    """An attention kernel, with the device and the options that the kernel supports.
+
+    Args:
+        device: the type of device that the kernel runs on; None stands for every device.
+        supports_soft_cap: whether the kernel can cap logits softly.
+        only_by_name: whether `auto` never chooses the kernel, which esa has not measured."""
 
     attend: Callable[..., Output]
-    device: str | None  # the type of device; None stands for every device
+    device: str | None
     supports_soft_cap: bool = False
-    only_by_name: bool = (
-        False  # whether `auto` never chooses the kernel, as esa has not measured it
-    )
+    only_by_name: bool = False
 
     def runs_on_device(self, device_type: str) -> bool:
         """Whether the kernel can run on devices of a type, such as `cuda`."""
@@ -177,11 +183,14 @@ def attend_with_capped_distance(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope,
     scale: float, soft_cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes causal attention of unrotated queries and keys at `positions` (C,) and (N,), with
-    distances of at most `max_distance` tokens, as ReRoPE does.
+    """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
     Keys nearer than `max_distance` keep their positions; for farther keys, queries are rotated to
-    `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023)."""
+    `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023).
+
+    Args:
+        q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.
+        positions: positions (C,) of the queries and (N,) of the keys."""
     query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)

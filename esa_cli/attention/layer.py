@@ -35,10 +35,14 @@ def compute_temperature_factors(
 
 
 class SelectiveAttention:
-    """Attention to initial, selected, local and current tokens, in all layers that run a method,
-    whose ascending indices are `layers`, if they are known. `scale` is the model's factor of q . k,
-    `cap` its soft cap of logits, or 0 for none, and `temperature` its factors of queries at their
-    positions in the text, by which the model has multiplied q, or None for none."""
+    """Attention to initial, selected, local and current tokens, in all layers that run a method.
+
+    Args:
+        rope: the transformers model's rotary embedding. scale: the model's factor of q . k.
+        cap: the model's soft cap of logits; 0 stands for none.
+        layers: ascending indices of the layers that run the method; empty if they are unknown.
+        temperature: the model's factors of queries at their positions in the text, by which the
+            model has multiplied q; None if the model has no such factors."""
 
     def __init__(
         self, method: Method, rope: Rope, scale: float, cap: float = 0.0,
@@ -70,8 +74,11 @@ class SelectiveAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens. `sink` has the logits (H,) of the model's attention sink, if any. Raises
-        SurveyPassComplete: the selector needs no further layer of the survey pass. PluginError."""
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any.
+
+        Raises:
+            SurveyPassComplete: the selector needs no further layer of the survey pass.
+            PluginError: a plugin fails."""
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
         if query.phase is Phase.QUESTION and query.turn_start is None:

@@ -23,9 +23,12 @@ those of `half` in the opposite direction (`reversed`)."""
 
 
 class Rope:
-    """Rotates queries and keys to given positions by a rotary module, which is called as
-    `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice. With `preallocate`,
-    the table of angles is made larger than needed, for later positions."""
+    """Rotates queries and keys to given positions by a rotary module.
+
+    Args:
+        module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
+        preallocate: whether the table is made larger than needed, for later positions.
+        pairs: which dimensions rotate together."""
 
     rotates = True
     """Whether `rotate` depends on positions."""
@@ -129,8 +132,11 @@ class NormWeightedRope(Rope):
     key is that of s * R(q') and s * R(k'), where s = sqrt(w_q w_k) and q' and k' are normed but not
     rotated. esa caches w_k * k', and rotates a cached key or a converted query x to s * R(x / w_k).
 
-    `plain` is the rotary embedding without weights; `query` and `key` are w_q and w_k (D,). Raises
-    ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
+    Args:
+        plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
+
+    Raises:
+        ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.preallocate, plain.pairs)
@@ -162,8 +168,11 @@ class NormWeightedRope(Rope):
 
 
 class FixedFrequencyRotaryModule(nn.Module):
-    """A rotary module, called like the transformers model's own, with given inverse frequencies
-    (R / 2,) in radians per token and a given factor of cosines and sines."""
+    """A rotary module with given frequencies, called like the transformers model's own module.
+
+    Args:
+        inverse: inverse frequencies (R / 2,) in radians per token.
+        factor: the factor of cosines and sines."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()

@@ -17,8 +17,11 @@ AT_ONCE = 512
 
 
 class SlidingWindowAttention:
-    """Causal attention of a query to its own and the `window` - 1 tokens before, at true distances.
-    `scale` is the factor of q . k, and `cap` the soft cap of the logits, or 0 for none."""
+    """Causal attention of a query to its own and the W - 1 tokens before, at true distances.
+
+    Args:
+        window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
+        cap: soft cap of the logits; 0 stands for none."""
 
     def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
         self.window, self.rope, self.scale, self.cap = window, rope, scale, cap

@@ -33,8 +33,10 @@ def choose_tokens_per_block(logits_per_token: int) -> int:
 class Positions(NamedTuple):
     """Rotary positions of queries and keys; only the differences between positions matter."""
 
-    query: Tensor  # (C,) integers or floats, in tokens
-    key: Tensor  # (n,) integers or floats, in tokens
+    query: Tensor
+    """(C,) integers or floats, in tokens."""
+    key: Tensor
+    """(n,) integers or floats, in tokens."""
 
 
 class LayerState(ABC):
@@ -66,7 +68,8 @@ class KVStore(Protocol):
 
     heads: int
     dim: int
-    shared: bool  # whether keys and values are the same numbers, which are then stored once
+    shared: bool
+    """Whether keys and values are the same numbers, which are then stored once."""
 
     @property
     def is_on_device(self) -> bool:
@@ -112,26 +115,41 @@ class KVStore(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What a score or selector sees in one layer: a chunk's queries, and tokens to select from."""
+    """What a score or selector sees in one layer: a chunk's queries and the tokens to select from.
+
+    Args:
+        layer: index of the layer.
+        layers: ascending indices of the layers that run the method; empty if they are unknown.
+        start: absolute position of the first current token.
+        queries: (H, C, D), unrotated.
+        store: the layer's keys and values. low, high: the middle tokens M are [low, high).
+        local: number of local tokens L, which end before position `start`.
+        distance: the position encoding's query position for far tokens, with keys at 0.
+        scale: the model's factor of q . k. cap: the model's soft cap of logits; 0 for none.
+        score: the method's `Score`.
+        projection: the fitted compressor of this layer, or None.
+        decoding: whether the chunk is one token of an answer.
+        query: the state of the question. states: the layer states, by layer and selector class.
+        lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes."""
 
     layer: int
-    start: int  # absolute position of the first current token
-    queries: Tensor  # (H, C, D), unrotated
+    start: int
+    queries: Tensor
     store: KVStore
-    low: int  # the middle tokens M are [low, high)
+    low: int
     high: int
-    local: int  # number of local tokens L, which end before position `start`
-    distance: int  # the position encoding's query position for far tokens, with keys at 0
-    scale: float  # the model's factor of q . k
+    local: int
+    distance: int
+    scale: float
     rope: Rope
-    score: Any  # the method's `Score`
-    layers: Sequence[int] = ()  # ascending indices of the layers that run the method, if known
-    cap: float = 0.0  # the model's soft cap of logits; 0 for none
-    projection: Projection | None = None  # the fitted compressor of this layer
-    decoding: bool = False  # whether the chunk is one token of an answer
+    score: Any
+    layers: Sequence[int] = ()
+    cap: float = 0.0
+    projection: Projection | None = None
+    decoding: bool = False
     query: QueryState = field(default_factory=QueryState)
-    states: dict[Any, LayerState] = field(default_factory=dict)  # by layer and selector class
-    lse: Tensor | None = None  # (H, C) log-sum-exp of the chunk's whole attention, in `observe`
+    states: dict[Any, LayerState] = field(default_factory=dict)
+    lse: Tensor | None = None
 
     @property
     def last_scoring_layer(self) -> int | None:
@@ -258,14 +276,22 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A record of the tokens to which a chunk attends in one layer, with their positions. If
-    `decoding`, the chunk is an answer's tokens, several if their far tokens are the same."""
+    """A record of the tokens to which a chunk attends in one layer, with their positions.
 
-    far: Selection  # absolute positions (n,) of I and the selected tokens, perhaps for each head
-    near_positions: Positions  # of local and current tokens
-    far_positions: Sequence[Positions]  # of the tokens in each tensor of `far`
-    scaled: Tensor  # the queries times the factors of the position encoding and the model
-    max_distance: int | None  # the largest distance of near tokens
+    Args:
+        decoding: whether the chunk is an answer's tokens, several if their far tokens are the same.
+        far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
+            head.
+        near_positions: positions of local and current tokens.
+        far_positions: positions of the tokens in each tensor of `far`.
+        scaled: the queries times the factors of the position encoding and the model.
+        max_distance: the largest distance of near tokens, or None."""
+
+    far: Selection
+    near_positions: Positions
+    far_positions: Sequence[Positions]
+    scaled: Tensor
+    max_distance: int | None
     lse: Tensor
 
     @property

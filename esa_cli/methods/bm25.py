@@ -1,8 +1,10 @@
 """The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
-The whole text is cut into windows of `window` tokens, one of which begins every half window. The
-score uses neither queries nor keys. The method has the windows, prompt and positions of
-`esa-consensus`, so that a comparison of both methods compares only how windows are found."""
+A token's score is the highest BM25 score (Robertson et al., Okapi at TREC-3, 1994) of a window with
+the token for the question's words. The whole text is cut into windows of `window` tokens, one of
+which begins every half window. The score `bm25` uses neither queries nor keys. The method `bm25`
+has the windows, prompt and positions of `esa-consensus`, so that a comparison of both methods
+compares only how windows are found."""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from esa_cli.system.text import (
 
 
 def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Tensor]:
-    """Returns a function that scores the tokens with the texts `pieces` for a question, each by the
-    highest BM25 score of a window of `window` tokens with the token."""
+    """Returns a function that scores tokens for a question, by an index of the content words in
+    each window of `window` tokens, with the texts `pieces`."""
     tokens, half = len(pieces), window // 2
     vocabulary: dict[str, int] = {}
     halves: list[list[int]] = [[] for _ in range(-(-tokens // half))]
@@ -48,6 +50,7 @@ def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Ten
     index = Bm25Index.from_word_numbers(texts, len(vocabulary))
 
     def score_tokens(question: str) -> Tensor:
+        """Returns for each token the question's highest BM25 score of a window with the token."""
         stems = sum(find_question_words(question, [language]), ())
         windows = index.compute_scores([vocabulary[stem] for stem in stems if stem in vocabulary])
         if tokens > half:  # a half is in the windows that begin with it and before it

@@ -1,5 +1,11 @@
 """Full attention, and position encodings for documents longer than a model's trained window.
 
+For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
+by s (Chen et al., 2023), and `yarn` only slow frequencies (Peng et al., 2023). For head dimension
+D, `ntk` multiplies the rotary base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary
+base grows with the cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su,
+2023).
+
 Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
 keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
 compares with NTK without saying whether the base is fixed, as in `ntk`, or dynamic."""

@@ -1,9 +1,10 @@
 """The methods Quest and Loki, which select tokens for each query head by approximate logits.
 
 Each head makes one selection for all queries of a chunk, by the head's own scores in equation (4)
-of the ESA paper. Quest selects the pages with the highest upper bounds of logits. A page's bound is
-the sum over dimensions d of max(q_d max k_d, q_d min k_d), with max and min over the page's keys k.
-Loki computes logits in the first principal directions of the keys.
+of the ESA paper. Quest (Tang et al., arXiv 2406.10774) selects the pages with the highest upper
+bounds of logits. A page's bound is the sum over dimensions d of max(q_d max k_d, q_d min k_d), with
+max and min over the page's keys k. Loki (Singhania et al., arXiv 2406.02542) computes logits in the
+first principal directions of the keys, and attends exactly to the k best tokens.
 
 Unlike the published methods, esa rotates queries to the far distance, leaves keys unrotated, and
 selects tokens for every chunk. Loki's directions are fitted to the first middle tokens."""
@@ -70,8 +71,8 @@ class KeyBlockCache(LayerState):
         self, step: Step, block_size: int, block_width: int,
         compute_blocks: Callable[[Tensor, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Returns the numbers of the middle tokens' whole blocks. Those that are not cached are
-        computed from the blocks' keys (G, n, D) and the first token's position."""
+        """Returns the numbers of the middle tokens' whole blocks, computing what is not cached by
+        `compute_blocks` of the blocks' keys (G, n, D) and of the first token's position."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
             rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)

@@ -1,12 +1,14 @@
 """The methods InfiniRetri and ReContext, which select whole sentences.
 
-InfiniRetri selects the sentences of the best 300 tokens, by the last layer's attention weights. As
-published, it passes the text through the model in pieces, together with the sentences selected so
-far; in esa the question passes once after the stored document.
+InfiniRetri (Ye et al., arXiv 2502.12962) sums the last layer's attention weights over heads, the
+question's tokens and the tokens of a phrase, and selects the sentences of the best tokens.
+InfiniRetri as published has phrases of 8 tokens, and selects the sentences of the best 300 tokens.
+InfiniRetri as published passes the text through the model in pieces, together with the sentences
+selected so far; in esa the question passes once after the stored document.
 
-ReContext selects the sentences of the 32 tokens that retrieval heads attend to. As published, it
-inserts the sentences as text in several rounds; esa attends to the KV cache of the sentences right
-before the question."""
+ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
+ReContext as published inserts the sentences as text in several rounds; esa attends to the KV cache
+of the sentences right before the question."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 """The method StreamingLLM, which selects no middle tokens, and two variants of LM-Infinite.
 
-The methods `streaming-llm` and `lm-infinite` attend to the initial and the last K + L tokens. The
-method `lm-infinite-topk` also selects middle tokens for each query head.
+The method `streaming-llm` (Xiao et al., arXiv 2309.17453) attends to the initial and the last K + L
+tokens, numbered as one text. The method `lm-infinite` (Han et al., arXiv 2308.16137) attends to the
+initial and the last K + L tokens, too, with the initial tokens at distance L. The method
+`lm-infinite-topk` also selects, for each query head in layers from `first_layer` on, the k middle
+tokens with the highest logits for the chunk's last query, at a distance of at most half the trained
+window.
 
 The preset sets the numbers of tokens I, L and k, so that methods are compared at one budget. Unlike
 in the published methods, local tokens move by whole chunks, and tokens that are no longer local

@@ -3,9 +3,10 @@
 Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
 methods `esa-vote`, `esa-individual` (the paper's ablation) and `tokenselect` use the score.
 
-The method `tokenselect` scores tokens by the softmax of the dot products of a chunk's mean rotated
-query and unrotated keys. Unlike the published code of TokenSelect, esa caches no selection, and
-takes windows, chunk and k from the preset."""
+The method `tokenselect` takes the mean of a chunk's rotated queries, and in each head the softmax
+of the dot products with the unrotated keys of middle tokens. The k tokens with the highest sum over
+heads are selected. Unlike the published code of TokenSelect, esa caches no selection, and takes
+windows, chunk and k from the preset."""
 
 from __future__ import annotations
 
@@ -43,21 +44,23 @@ def combine_heads(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises each head's logits over middle tokens, and then combines heads."""
+    """A score that normalises each head's logits over middle tokens, and then combines heads.
 
-    # `softmax` sums the heads' attention weights over M, and `max` takes the maximum over heads of
-    # the logit less a maximum over M.
+    Args:
+        rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
+            heads of the logit less a maximum over M.
+        contrast: whether the rule softmax subtracts the scores of the prompt around the question,
+            since a token that any prompt attends to answers no question (esa's addition).
+        normalise: which maximum the rule max subtracts, each head's (`head`) or that of all heads
+            (`query`), as in the paper's individual selection.
+        heads: (layer, query head) pairs that score; empty stands for all. Other layers score 0 and
+            load no keys. With selectors that do not sum the layers, all heads score."""
+
     rule: Literal["softmax", "max"] = "softmax"
     rotate: bool = True  # whether scores use the logits of attention at the far distance
     shortlist: int = 0  # number of tokens that the score `sum` preselects; 0 stands for all
-    # Whether the rule softmax subtracts the scores of the prompt around the question, since a token
-    # that any prompt attends to answers no question (esa's addition).
     contrast: bool = False
-    # Which maximum the rule max subtracts, each head's or, as in the paper's individual selection,
-    # that of all heads (`query`).
     normalise: Literal["head", "query"] = "head"
-    # (layer, query head) pairs that score; empty stands for all. Other layers score 0 and load no
-    # keys. With selectors that do not sum the layers, all heads score.
     heads: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:

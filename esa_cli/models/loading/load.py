@@ -59,9 +59,10 @@ def load(
         tokenizer: the result of `load_tokenizer`, if the tokenizer is loaded already.
         cache: one of `storage.CACHES`.
 
-    Raises UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
-    ModelError: the model is missing, damaged, unreachable or not supported. ResourceError: there is
-    not enough memory or disk space."""
+    Raises:
+        UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
+        ModelError: the model is missing, damaged, unreachable or not supported.
+        ResourceError: there is not enough memory or disk space."""
     refuse_unknown_cache_name(cache)
     report, ref = progress or ignore_stage_progress, parse_reference(ref)
     folder = fetch_model_folder(ref, progress=progress)

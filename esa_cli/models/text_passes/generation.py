@@ -13,13 +13,18 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class AnswerStreamer:
-    """Decodes the tokens of an answer as they arrive, and passes only complete characters on."""
+    """Decodes the tokens of an answer as they arrive, and passes only complete characters on.
+
+    Attributes:
+        text, count: the text of the answer so far, and the number of its tokens.
+        last: the latest token id, or None before the first token.
+        first: when the first token arrived, as `time.perf_counter` says, or None before."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
-        self.text, self.count = "", 0  # the answer so far, and the number of its tokens
-        self.first: float | None = None  # when the first token arrived, by `time.perf_counter`
-        self.last: int | None = None  # the latest token id
+        self.text, self.count = "", 0
+        self.first: float | None = None
+        self.last: int | None = None
         self._ids: list[int] | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
@@ -51,12 +56,16 @@ def generate(
     temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
     streamer: AnswerStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Returns the token ids of an answer that a transformers model generates for a whole prompt.
+    """Returns the token ids of an answer that a transformers model generates for a prompt.
 
     The model's generation settings are ignored, apart from special token ids, since a penalty for
-    repetition, for example, would penalise answers that quote the document in the prompt. Decoding
-    is greedy at a `temperature` of 0; otherwise tokens are sampled from the nucleus of the
-    probability `top_p`. After sampling with a `seed`, torch's global generators are restored."""
+    repetition, for example, would penalise answers that quote the document in the prompt.
+
+    Args:
+        prompt_ids: the token ids of the whole prompt, cached or not.
+        temperature: 0 for greedy decoding; otherwise tokens are sampled.
+        top_p: the probability of the nucleus from which tokens are sampled.
+        seed: the seed of the sampling; torch's global generators are restored afterwards."""
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig

@@ -71,8 +71,12 @@ def compute_bidirectional_attention(
 
 
 class FusedForward:
-    """A fast forward pass of the first `depth` layers, or of all, of a model for which
-    `can_fuse_model` is true, by fused copies of the weights, to which `adapter` is added."""
+    """A fast forward pass of a small decoder on the CPU, with fused copies of the weights.
+
+    Args:
+        model: a `PlainDecoder` or a transformers model for which `can_fuse_model` is true.
+        depth: the number of layers to compute from the first one on, or None for all.
+        adapter: a LoRA adapter of the model that is added to the copies of the weights."""
 
     @torch.inference_mode()
     def __init__(
