@@ -60,7 +60,7 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
     decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots.
 
     Args:
-        rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
+        rank: R, or F if F is less. ridge: added to the spectra, relative to their largest value."""
     query_moment, key_moment = _average_moments(moments)
     q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
     k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
@@ -96,8 +96,7 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        rank = self.stored_rank(len(_average_moments(moments)[1]))
-        return fit_closed_form_projections(moments, rank)
+        return fit_closed_form_projections(moments, self.rank)
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class PcaCompressor(ClosedFormCompressor):
     """A compressor that fits projections by PCA of the keys of a document's first tokens."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_pca_projections(moments, self.stored_rank(len(_average_moments(moments)[1])))
+        return fit_pca_projections(moments, self.rank)
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ class LearnedCompressor(Compressor):
         """Returns the projections that the compressor's file has for a layer. Raises PresetError:
         the file has no pair of projections of equal shape for the layer."""
         weights = self._tensors_and_metadata[0]
-        pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
-        matrices = [matrix for matrix in pair if matrix is not None]
+        names = (f"layers.{layer}.{name}" for name in ("query_map", "key_map"))
+        matrices = [weights[name] for name in names if name in weights]
         shapes = [tuple(matrix.shape) for matrix in matrices]
         if len(matrices) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
             raise PresetError(

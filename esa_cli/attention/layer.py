@@ -101,7 +101,7 @@ class SelectiveAttention:
     ) -> Tensor:  # fmt: skip
         """Returns the attention output (H, C, D) for the queries q (H, C, D) of a chunk."""
         method, rope = self.method, self.choose_rope(chunk.stop)
-        position, start, size = method.position, chunk.start, chunk.token_count
+        position, start, size = method.position, chunk.start, q.shape[1]
         memory.add_to_moments(method, rope, q, start)
         local = method.window.count_local_tokens(chunk, query_state)
         step = Step(

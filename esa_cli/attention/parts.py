@@ -50,13 +50,6 @@ def require_at_least(minimum: float, **settings: float | None) -> None:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-def require_odd(**settings: int) -> None:
-    """Raises ValueError for a setting that is not an odd number of tokens."""
-    for name, value in settings.items():
-        if value < 1 or value % 2 == 0:
-            raise ValueError(f"{name} must be odd and at least 1, got {value}")
-
-
 class Score(ABC):
     """Base class of rules that score how important each middle token is for the current tokens, as
     equations (3) and (4) of the ESA paper do."""
@@ -88,10 +81,8 @@ class Score(ABC):
 class Selector(ABC):
     """Base class of rules that select the middle tokens of the KV cache that a chunk attends to."""
 
-    @property
-    def sums_layers(self) -> bool:
-        """Whether the selector sums scores over layers, so that a score may be 0 in some layers."""
-        return False
+    sums_layers: bool = False
+    """Whether the selector sums scores over layers, so that a score may be 0 in some layers."""
 
     @property
     def surveys(self) -> bool:

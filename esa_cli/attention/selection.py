@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -42,9 +42,7 @@ class LogitSum(Score):
 
     rotate: bool = False
 
-    @property
-    def features(self) -> bool:
-        return True
+    features = True
 
     @property
     def rotates(self) -> bool:
@@ -53,9 +51,8 @@ class LogitSum(Score):
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
         sums = cache_scores_if_few(partial(step.sums, self.rotate), chunk * step.middle)
-        top = torch.full((chunk,), -torch.inf, device=step.queries.device)
-        for _, block in sums():
-            top = torch.maximum(top, block.amax(dim=1))
+        none = torch.full((chunk,), -torch.inf, device=step.queries.device)
+        top = reduce(torch.maximum, (block.amax(dim=1) for _, block in sums()), none)
         out = torch.empty(step.middle, device=step.queries.device)
         for offset, block in sums():
             out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)

@@ -90,10 +90,6 @@ class TokenChunk:
     select: bool
     decoding: bool = False
 
-    @property
-    def token_count(self) -> int:
-        return self.stop - self.start
-
 
 @dataclass(frozen=True)
 class Window:

@@ -8,7 +8,7 @@ compares only how windows are found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -31,35 +31,34 @@ from esa_cli.system.text import (
 )
 
 
-class TokenWindowIndex:
-    """An index of the content words in each window of `window` tokens, with the texts `pieces`."""
+def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Tensor]:
+    """Returns a function that scores tokens for a question, by an index of the content words in
+    each window of `window` tokens, with the texts `pieces`."""
+    tokens, half = len(pieces), window // 2
+    vocabulary: dict[str, int] = {}
+    halves: list[list[int]] = [[] for _ in range(-(-tokens // half))]
+    starts = numpy.array([0, *accumulate(map(len, pieces))])
+    text = "".join(pieces)
+    language = detect_language(text)
+    words = list(locate_content_words(text, language))
+    # The last token that starts there or before: tokens without text start where the next does.
+    at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1
+    for token, (_, _, word) in zip(at.tolist(), words, strict=True):
+        halves[token // half].append(vocabulary.setdefault(word, len(vocabulary)))
+    # Window w is halves w and w + 1; a text of one half is one window.
+    texts = [first + second for first, second in pairwise(halves)] or halves
+    index = Bm25Index.from_word_numbers(texts, len(vocabulary))
 
-    def __init__(self, pieces: Sequence[str], window: int) -> None:
-        self._tokens, self._half = len(pieces), window // 2
-        self._vocabulary: dict[str, int] = {}
-        halves: list[list[int]] = [[] for _ in range(-(-self._tokens // self._half))]
-        starts = numpy.array([0, *accumulate(map(len, pieces))])
-        text = "".join(pieces)
-        self._language = detect_language(text)
-        words = list(locate_content_words(text, self._language))
-        # The last token that starts there or before: tokens without text start where the next does.
-        at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1
-        for token, (_, _, word) in zip(at.tolist(), words, strict=True):
-            number = self._vocabulary.setdefault(word, len(self._vocabulary))
-            halves[token // self._half].append(number)
-        # Window w is halves w and w + 1; a text of one half is one window.
-        texts = [first + second for first, second in pairwise(halves)] or halves
-        self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
-
-    def score_tokens(self, question: str) -> Tensor:
+    def score_tokens(question: str) -> Tensor:
         """Returns for each token the question's highest BM25 score of a window with the token."""
-        stems = sum(find_question_words(question, [self._language]), ())
-        known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
-        windows = self._bm25.compute_scores(known)
-        if self._tokens > self._half:  # a half is in the windows that begin with it and before it
+        stems = sum(find_question_words(question, [language]), ())
+        windows = index.compute_scores([vocabulary[stem] for stem in stems if stem in vocabulary])
+        if tokens > half:  # a half is in the windows that begin with it and before it
             padded = (functional.pad(windows, size) for size in ((0, 1), (1, 0)))
             windows = torch.maximum(*padded)
-        return windows.repeat_interleave(self._half)[: self._tokens]
+        return windows.repeat_interleave(half)[:tokens]
+
+    return score_tokens
 
 
 @register("score", "bm25", about="windows of tokens by the question's words")
@@ -87,10 +86,10 @@ class Bm25Score(Score):
         text = step.text
         if text is None or (self.layers == "first" and not step.is_first_method_layer):
             return out
-        index = text.once(
-            ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)
+        score_tokens = text.once(
+            ("bm25", self.window), lambda: make_token_scorer(text.pieces(), self.window)
         )
-        scores = index.score_tokens(text.question)[step.low : step.high]
+        scores = score_tokens(text.question)[step.low : step.high]
         out[: scores.shape[0]] = scores.to(out)
         return out
 

@@ -88,14 +88,11 @@ class LayerSumSelector(Selector):
     layer selects by the scores that all layers had in the first pass."""
 
     rounds: Literal[1, 2] = 1
+    sums_layers = True
 
     @abstractmethod
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         """Returns ascending offsets of at most `budget` tokens with the best scores (M,)."""
-
-    @property
-    def sums_layers(self) -> bool:
-        return True
 
     @property
     def surveys(self) -> bool:
@@ -111,8 +108,7 @@ class LayerSumSelector(Selector):
         if turn.surveyed is not None:
             return self._select_by_scores(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
-        earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
-        if earlier:
+        if step.decoding and (earlier := [at for at in layer_scores if at < step.start]):
             return self._select_by_scores(layer_scores[max(earlier)], step, budget)
         before = layer_scores.get(step.start)
         if before is None or before.layer >= step.layer:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap
+from esa_cli.attention.algebra import apply_soft_cap, concat_key_heads
 from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
@@ -27,7 +27,6 @@ from esa_cli.storage.memory_store import GrowingRowMatrix
 
 KEPT_CHUNKS = 8
 """The number of last chunks that can be cropped exactly; a question has one or two chunks."""
-TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
@@ -73,7 +72,7 @@ class ReceivedAttention:
             kept[step.start] = self.rows.get_row_range(first, step.start).clone()
             self.before_chunks = dict([*kept.items()][-KEPT_CHUNKS:])
         self.answering = step.decoding
-        for at, view in self.rows.iterate_row_blocks(first, stop, TOKENS_ADDED_AT_ONCE):
+        for at, view in self.rows.iterate_row_blocks(first, stop, TOKENS_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
@@ -84,7 +83,7 @@ class ReceivedAttention:
         self.answering = False
         if (before := self.before_chunks.get(length)) is not None:
             first = length - before.shape[0]
-            for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_ADDED_AT_ONCE):
+            for at, view in self.rows.iterate_row_blocks(first, length, TOKENS_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def get_received_attention(self, first_position: int, end_position: int) -> Tensor:
@@ -149,22 +148,20 @@ class InfLLMSelector(Selector):
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMLayerState = step.layer_state(self)
-        keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
+        cache = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
-        def average_block_keys(first_token: int, block_count: int) -> Tensor:
-            stop = first_token + block_count * self.block
-            keys = step.store.span(first_token, stop)[0].reshape(-1, block_count, self.block, dim)
-            r = None if state.mass is None else state.mass.get_received_attention(first_token, stop)
-            return self._average_representative_keys(keys, r, heads)
+        def average_block_keys(keys: Tensor, first: int) -> Tensor:
+            mass, stop = state.mass, first + keys.shape[1]
+            received = None if mass is None else mass.get_received_attention(first, stop)
+            blocks = keys.reshape(len(keys), -1, self.block, dim)
+            return self._average_representative_keys(blocks, received, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         options = (step, self.block, heads * dim, average_block_keys)
-        rows = keys.extend_cache(*options, lookahead=step.local)
-        scores = []
-        for _, block in rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
-            by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
-            scores.append(by_head.sum(dim=0))
-        return torch.cat(scores)
+        rows = cache.extend_cache(*options, lookahead=step.local)
+        blocks = rows.iterate_row_blocks(0, step.middle // self.block, TOKENS_AT_ONCE)
+        each = ((block.float().view(-1, heads, dim) * mean).sum(dim=2).T for _, block in blocks)
+        return torch.cat([by_head.sum(dim=0) for by_head in each])
 
     def _average_representative_keys(
         self, keys: Tensor, received_attention: Tensor | None, head_count: int
@@ -174,14 +171,13 @@ class InfLLMSelector(Selector):
         share = head_count // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
         if (r := received_attention) is None:
-            return mean.transpose(0, 1).flatten(1)
+            return concat_key_heads(mean)
         r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
         best = r.topk(min(self.representatives, size), dim=3).indices
         best = best[..., None].expand(-1, -1, -1, -1, dim)
         most = keys[:, None].expand(-1, share, -1, -1, -1).gather(3, best).float().mean(dim=3)
         known = r.amax(dim=(0, 1, 3))[:, None] > 0
-        picked = torch.where(known, most.flatten(0, 1), mean)
-        return picked.transpose(0, 1).flatten(1)
+        return concat_key_heads(torch.where(known, most.flatten(0, 1), mean))
 
 
 @recipe(

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import to_float64
+from esa_cli.attention.algebra import concat_key_heads, to_float64
 from esa_cli.attention.parts import Selector, require_at_least
 from esa_cli.attention.selection import Blocks, cache_scores_if_few, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
@@ -41,9 +41,7 @@ def select_for_each_head(
         parts = [block[:, 0] for _, block in compute_blocks()]
     else:
         passes = cache_scores_if_few(compute_blocks, heads * chunk * candidate_count)
-        top = torch.full((heads, chunk), float("-inf"), device=queries.device)
-        for _, block in passes():
-            top = torch.maximum(top, block.float().amax(dim=2))
+        top = reduce(torch.maximum, (block.float().amax(dim=2) for _, block in passes()))
         parts = [(block.float() - top[..., None]).amax(dim=1) for _, block in passes()]
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
@@ -71,9 +69,10 @@ class KeyBlockCache(LayerState):
 
     def extend_cache(
         self, step: Step, block_size: int, block_width: int,
-        compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
+        compute_blocks: Callable[[Tensor, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Returns the numbers of the middle tokens' whole blocks, computing what is not cached."""
+        """Returns the numbers of the middle tokens' whole blocks, computing what is not cached by
+        `compute_blocks` of the blocks' keys (G, n, D) and of the first token's position."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
             rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)
@@ -82,7 +81,9 @@ class KeyBlockCache(LayerState):
         whole = step.middle // block_size
         while rows.length < whole:
             count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // block_size))
-            rows.append_rows(compute_blocks(step.low + rows.length * block_size, count))
+            first = step.low + rows.length * block_size
+            keys, _ = step.store.span(first, first + count * block_size)
+            rows.append_rows(compute_blocks(keys, first))
         return rows
 
 
@@ -108,22 +109,14 @@ class QuestSelector(Selector):
         """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
-        compute_bounds = partial(self._compute_page_bounds, step, bounds)
-        count = budget // self.page
-        chosen = select_for_each_head(compute_bounds, step.queries, pages, count)
-        return [list_block_tokens(row, self.page, step.middle) for row in chosen]
-
-    def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
-        """Returns the largest and smallest key components (n, G * 2 D) of n whole pages."""
-
-        def find_extremes_of_pages(first_token: int, page_count: int) -> Tensor:
-            keys = step.store.span(first_token, first_token + page_count * self.page)[0]
-            return find_page_extremes(keys, self.page)
-
         rows: KeyBlockCache = step.layer_state(self)
-        width = 2 * step.store.heads * step.store.dim
-        return rows.extend_cache(step, self.page, width, find_extremes_of_pages)
+        width, pages = 2 * step.store.heads * step.store.dim, -(-step.middle // self.page)
+        extremes = rows.extend_cache(
+            step, self.page, width, lambda keys, _: find_page_extremes(keys, self.page)
+        )
+        compute_bounds = partial(self._compute_page_bounds, step, extremes)
+        chosen = select_for_each_head(compute_bounds, step.queries, pages, budget // self.page)
+        return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _compute_page_bounds(self, step: Step, page_extremes: GrowingRowMatrix) -> Blocks:
         """Yields upper bounds of pages' logits, as pairs of the first page and bounds (H, C, n)."""
@@ -150,7 +143,7 @@ def find_page_extremes(keys: Tensor, page_size: int) -> Tensor:
     """Returns each component's largest and smallest value (n, G * 2 D) in n pages of keys."""
     pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
-    return both.transpose(0, 1).flatten(1)
+    return concat_key_heads(both)
 
 
 @dataclass
@@ -195,20 +188,17 @@ class LokiSelector(Selector):
         """Returns offsets (K,) for each query head, or one tensor if all M are selected."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        basis = self._fit_principal_directions(step)
-
-        def project_keys(first_token: int, token_count: int) -> Tensor:
-            keys = step.store.span(first_token, first_token + token_count)[0].float()
-            return (keys @ basis).transpose(0, 1).flatten(1)
-
         state: LokiLayerState = step.layer_state(self)
-        reduced = state.keys.extend_cache(step, 1, step.store.heads * basis.shape[2], project_keys)
+        basis = self._fit_principal_directions(state, step)
+        width = step.store.heads * basis.shape[2]
+        reduced = state.keys.extend_cache(
+            step, 1, width, lambda keys, _: concat_key_heads(keys.float() @ basis)
+        )
         compute_logits = partial(self._compute_reduced_logits, step, basis, reduced)
         return select_for_each_head(compute_logits, step.queries, step.middle, budget)
 
-    def _fit_principal_directions(self, step: Step) -> Tensor:
+    def _fit_principal_directions(self, state: LokiLayerState, step: Step) -> Tensor:
         """Returns the principal directions (G, D, r) of keys, fitted anew for new settings."""
-        state: LokiLayerState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
         settings = rank, self.fit_tokens, step.low

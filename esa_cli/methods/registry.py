@@ -81,8 +81,7 @@ def list_registered_classes() -> list[RegisteredClass]:
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in sorted(PARTS[kind])):
         where = PARTS[part.kind].find_module(part.name)
-        beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
-        if beside:
+        if beside := [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
             source, cost = part.source or method.source, part.cost or method.cost
             part = part._replace(source=source, cost=cost)

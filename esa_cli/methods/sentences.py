@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -102,13 +102,10 @@ class PhraseAttentionScore(Score):
 
     phrase: int = 8  # number of tokens in a phrase
     layers: Literal["last", "all"] = "last"
+    rotates = True
 
     def __post_init__(self) -> None:
         require_at_least(1, phrase=self.phrase)
-
-    @property
-    def rotates(self) -> bool:
-        return True
 
     def for_single_layers(self) -> PhraseAttentionScore:
         return replace(self, layers="all")
@@ -122,9 +119,7 @@ class PhraseAttentionScore(Score):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
         passes = cache_scores_if_few(partial(step.head_logits, True), heads * chunk * step.middle)
-        total = torch.full((heads, chunk), float("-inf"), device=out.device)
-        for _, logits in passes():
-            total = torch.logaddexp(total, logits.logsumexp(dim=-1))
+        total = reduce(torch.logaddexp, (logits.logsumexp(dim=-1) for _, logits in passes()))
         weights = [(logits - total[..., None]).exp().sum(dim=(0, 1)) for _, logits in passes()]
         return sum_scores_over_phrases(torch.cat(weights), self.phrase)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, Selector, require_at_least, require_odd
+from esa_cli.attention.parts import Score, Selector, require_at_least
 from esa_cli.attention.selection import LogitSum, cache_scores_if_few, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
@@ -104,11 +104,9 @@ class VoteScore(Score):
         heads = heads if chosen_heads is None else len(chosen_heads)
         blocks = partial(step.head_logits, self.rotate, chosen_heads)
         passes = cache_scores_if_few(blocks, heads * chunk * step.middle)
-        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for _, logits in passes():
-            total = join(total, self._compute_normaliser(logits))
-        total = self._merge_normalisers_of_heads(total)
+        each = (self._compute_normaliser(logits) for _, logits in passes())
+        total = self._merge_normalisers_of_heads(reduce(join, each))
         return torch.cat([combine_heads(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
@@ -116,8 +114,7 @@ class VoteScore(Score):
         if not self.heads:
             return None
         chosen_heads = [head for layer, head in self.heads if layer == step.layer]
-        beyond = [head for head in chosen_heads if head >= step.queries.shape[0]]
-        if beyond:
+        if beyond := [head for head in chosen_heads if head >= step.queries.shape[0]]:
             raise PresetError(
                 f"score.heads must name heads below {step.queries.shape[0]}, got head {beyond[0]} "
                 f"of layer {step.layer}",
@@ -172,7 +169,8 @@ class TokenSelectSelector(Selector):
     pool: int = 1
 
     def __post_init__(self) -> None:
-        require_odd(pool=self.pool)
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise ValueError(f"pool must be odd and at least 1, got {self.pool}")
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
@@ -180,8 +178,12 @@ class TokenSelectSelector(Selector):
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
         scale = step.rope.compute_rotation_scale(step.queries)
-        rotated = step.rope.rotate(step.queries, at) * scale
-        mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
+        mean = (
+            (step.rope.rotate(step.queries, at) * scale)
+            .float()
+            .mean(dim=1, keepdim=True)
+            .to(step.queries.dtype)
+        )
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
 

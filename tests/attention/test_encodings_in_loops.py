@@ -16,10 +16,11 @@ from esa_cli.attention import kernels
 from esa_cli.attention.kernels import attend_with_capped_distance
 from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least, require_odd
+from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least
 from esa_cli.attention.positions import make_consecutive_positions, make_single_query_positions
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
+from esa_cli.methods.voting import TokenSelectSelector
 from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 36, 0.4
@@ -162,13 +163,12 @@ def test_positions_of_one_token(
 
 def test_bounds_of_settings() -> None:
     require_at_least(2, a=2, b=None, c=3.5)
-    require_odd(a=1, b=7)
     for value in (1, 1.9, float("nan")):
         with pytest.raises(ValueError, match="b must be at least 2"):
             require_at_least(2, a=2, b=value)
     for odd in (0, 2, -1):
-        with pytest.raises(ValueError, match="b must be odd"):
-            require_odd(a=3, b=odd)
+        with pytest.raises(ValueError, match="pool must be odd"):
+            TokenSelectSelector(pool=odd)
     Window(initial=0, selected=0, local=0, chunk=1, dense=0, ending=0)
     for name, low in (("initial", -1), ("selected", -1), ("chunk", 0), ("ending", -1)):
         with pytest.raises(ValueError, match=rf"window\.{name} must be at least"):

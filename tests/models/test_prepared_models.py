@@ -18,6 +18,7 @@ from model_files import home, left_in, make_wheel, tiny_gguf
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference, prepared_models
+from esa_cli.system.progress import ignore_stage_progress
 
 __all__ = ["home", "tiny_gguf"]
 
@@ -136,7 +137,7 @@ def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) ->
         (temp / "config.json").write_text("{}")
         return {"sha256": "0"}
 
-    assert prepared_models.build_model_folder(ref, fill) == folder
+    assert prepared_models.build_model_folder(ref, fill, ignore_stage_progress) == folder
     assert left_in(home) == [folder.name]
     (folder / "config.json").write_text("{}{}")
     assert models.find_model_folder(ref) is None

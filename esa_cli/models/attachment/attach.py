@@ -192,12 +192,11 @@ class AttachedModel(AbstractContextManager["AttachedModel"]):
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
         if found is None or (isinstance(found, SelectiveAttention) and found.method is not method):
-            rope, scale, cap = traits.rope, traits.scale, traits.cap
+            common = traits.rope, traits.scale, traits.cap
             if traits.window is not None:
-                found = SlidingWindowAttention(traits.window, rope, scale, cap)
+                found = SlidingWindowAttention(traits.window, *common)
             else:
-                layers, temperature = self.method_layers, traits.temperature
-                found = SelectiveAttention(method, rope, scale, cap, layers, temperature)
+                found = SelectiveAttention(method, *common, self.method_layers, traits.temperature)
             self._attention[traits] = found
         return found
 

@@ -48,27 +48,23 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.expected = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing, since `append` creates the store of keys and values."""
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Appends keys and values (G, C, D) of C tokens, with G key/value heads of dimension D."""
-        if self.memory is None:
-            heads, _, dim = keys.shape
-            place = keys.dtype, keys.device, self.latent, self.on_host
-            store = MemoryKVStore(heads, dim, *place, self.expected)
-            self.memory = LayerMemory(self.layer, store)
-        self.memory.store.append(keys.detach(), values.detach())
+        """Does nothing, since `update` creates the store of keys and values."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values (1, G, C, D) of C tokens; ESA ignores what is returned."""
-        if not self.latent:
-            self.append(key_states[0], value_states[0])
-            return key_states, value_states
-        rows = torch.cat((value_states[0], key_states[0]), dim=-1)
-        self.append(rows, rows)
-        return key_states[:, :, :1], value_states[:, :, :1]
+        """Appends keys and values (1, G, C, D) of C tokens, with G key/value heads of dimension D;
+        ESA ignores what is returned."""
+        keys, values = key_states[0].detach(), value_states[0].detach()
+        if self.latent:
+            keys = values = torch.cat((values, keys), dim=-1)
+            key_states, value_states = key_states[:, :, :1], value_states[:, :, :1]
+        if self.memory is None:
+            heads, _, dim = keys.shape
+            place = keys.dtype, keys.device, self.latent, self.on_host
+            self.memory = LayerMemory(self.layer, MemoryKVStore(heads, dim, *place, self.expected))
+        self.memory.store.append(keys, values)
+        return key_states, value_states
 
     def get_seq_length(self) -> int:
         return len(self.memory.store) if self.memory else 0

@@ -103,9 +103,8 @@ def check_esa_supports_config(config: Any) -> None:
     check_esa_supports_model_type(kind)
     list_sliding_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(
-            f"this {kind} model attends to later tokens, not only to earlier", INSTEAD_HINT
-        )
+        message = f"this {kind} model attends to later tokens, not only to earlier"
+        raise ModelError(message, INSTEAD_HINT)
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
             f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
@@ -119,8 +118,7 @@ def list_rope_types(config: Any) -> list[str]:
     parameters = getattr(config, "rope_parameters", None) or {}
     if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
         return ["default"]
-    nested = [part for part in parameters.values() if isinstance(part, dict)]
-    nested = [part for part in nested if "rope_type" in part]
+    nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
     return [str(part.get("rope_type", "default")) for part in nested or [parameters]]
 
 

@@ -26,12 +26,10 @@ from esa_cli.models.files.gguf_file import (
     make_config_from_gguf,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.progress import StageProgress, ignore_stage_progress
+from esa_cli.system.progress import StageProgress
 
 
-def convert_gguf_file(
-    gguf_path: Path, output_folder: Path, report: StageProgress = ignore_stage_progress
-) -> None:
+def convert_gguf_file(gguf_path: Path, output_folder: Path, report: StageProgress) -> None:
     """Writes a GGUF file's model as config.json, tokenizer files and safetensors files into an
     existing folder. Raises ModelError: the GGUF file is damaged, or its architecture or tokenizer
     is not supported. OSError: the folder cannot be written. MemoryError."""
@@ -249,9 +247,8 @@ def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
     tokenizer.save_pretrained(output_folder)
     tokenizer_json, name = output_folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
     if not tokenizer_json.is_file():
-        raise ModelError(
-            "the GGUF file's tokenizer cannot be converted to a tokenizer.json", SAFETENSORS
-        )
+        message = "the GGUF file's tokenizer cannot be converted to a tokenizer.json"
+        raise ModelError(message, SAFETENSORS)
     if name in _PRE_TOKENIZERS:
         content = json.loads(tokenizer_json.read_text("utf-8"))
         content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[name]}

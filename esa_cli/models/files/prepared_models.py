@@ -104,9 +104,7 @@ def _write_model_from_gguf(
 
 
 def build_model_folder(
-    ref: ModelRef,
-    write_files: Callable[[Path], dict[str, Any]],
-    report: StageProgress = ignore_stage_progress,
+    ref: ModelRef, write_files: Callable[[Path], dict[str, Any]], report: StageProgress
 ) -> Path:
     """Returns the folder of a model in esa's cache. If the model is not cached yet, `write_files`
     fills the folder and returns entries for the marker file, while other processes wait. Raises
@@ -219,9 +217,8 @@ def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = la
     """Deletes a model after `ask_user()`, and returns the bytes freed. Raises ModelError."""
     folder = _find_converted_model_folder(ref)
     if folder is None or not folder.is_dir():
-        message = (
-            f"{parse_reference(ref).name} is not in esa's cache, {get_esa_home_folder() / 'models'}"
-        )
+        name, cache = parse_reference(ref).name, get_esa_home_folder() / "models"
+        message = f"{name} is not in esa's cache, {cache}"
         hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
     ask_user()

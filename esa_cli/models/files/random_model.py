@@ -10,7 +10,6 @@ from typing import Any
 
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 
-NAMES = ("llama",)
 SEED = 0
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -53,5 +52,4 @@ def write_byte_tokenizer(folder: Path) -> None:
         "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "chat_template": TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }  # fmt: skip
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

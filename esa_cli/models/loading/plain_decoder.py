@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,22 +204,17 @@ def _make_decoder_layer(config: Any) -> nn.Module:
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"
-
-    def make_projection_modules(**sizes_and_bias: tuple[int, int, bool]) -> dict[str, nn.Module]:
-        return {
-            f"{name}_proj": nn.Linear(inputs, outputs, bias=bias, device="meta")
-            for name, (inputs, outputs, bias) in sizes_and_bias.items()
-        }
-
-    attention = make_projection_modules(
-        q=(size, heads, inner), k=(size, groups, inner), v=(size, groups, inner),
-        o=(heads, size, bias),
-    )  # fmt: skip
+    linear = partial(nn.Linear, device="meta")
+    attention: dict[str, nn.Module] = {
+        "q_proj": linear(size, heads, inner),
+        "k_proj": linear(size, groups, inner),
+        "v_proj": linear(size, groups, inner),
+        "o_proj": linear(heads, size, bias),
+    }
     if config.model_type == "qwen3":
         attention |= {name: RmsNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
-    mlp = make_projection_modules(
-        gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False)
-    )
+    sizes = {"gate_proj": (size, wide), "up_proj": (size, wide), "down_proj": (wide, size)}
+    mlp = {name: linear(*both, bias=False) for name, both in sizes.items()}
     return nn.ModuleDict({
         "self_attn": nn.ModuleDict(attention),
         "mlp": nn.ModuleDict(mlp),

@@ -45,7 +45,7 @@ class AnswerStreamer:
     def _emit_new_text(self, omitted_characters: str) -> None:
         """Passes the answer's new text to `on_text`, except for `omitted_characters` at its end."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(omitted_characters) if omitted_characters else text
+        text = text.rstrip(omitted_characters)
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
@@ -78,9 +78,8 @@ def generate(
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
     with quiet_transformers(), ExitStack() as stack:
         if seed is not None:
-            kind = "cuda" if model.device.type == "cpu" else model.device.type
             devices = [] if model.device.type == "cpu" else [model.device]
-            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+            stack.enter_context(torch.random.fork_rng(devices, device_type=model.device.type))
             torch.manual_seed(seed)
         stack.callback(setattr, model, "generation_config", before)
         model.generation_config = config(**special)

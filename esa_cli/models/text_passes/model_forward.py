@@ -29,8 +29,7 @@ def call_layer_hooks(layer: nn.Module) -> None:
 
 def share_layer_hooks(model: Any, other_model: Any) -> None:
     """Makes each layer of `other_model` call the forward pre-hooks of the same layer of `model`."""
-    layers = zip(model.base_model.layers, other_model.base_model.layers, strict=True)
-    for layer, later in layers:
+    for layer, later in zip(model.base_model.layers, other_model.base_model.layers, strict=True):
         later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
 
 

@@ -82,8 +82,7 @@ class FusedForward:
     def __init__(
         self, model: Any, depth: int | None = None, adapter: LoraAdapter | None = None
     ) -> None:
-        self._model, self._base = model, model.base_model
-        self.device: torch.device = model.base_model.embed_tokens.weight.device
+        self._base = model.base_model
         self.heads, self.groups = model.config.num_attention_heads, model.config.num_key_value_heads
         self.size, self.eps = get_head_dimension(model.config), model.config.rms_norm_eps
         products = {} if adapter is None else adapter.get_scaled_matrices_by_layer()
@@ -240,13 +239,12 @@ class LoraAdapter:
         self, model: nn.Module, matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
         self.matrices, self.scale = dict(matrices), scale
-        layers, self._layers = dict(model.named_modules()), dict[str, nn.Linear]()
+        layers, self._layers = dict(model.named_modules()), dict[str, nn.Module]()
         for name, (a, b) in self.matrices.items():
-            layer, sizes = layers.get(name), (b.shape[0], a.shape[1])
+            layer: Any = layers.get(name)
             # A quantised weight is flat: the sizes are the layer's own.
-            if not isinstance(layer, nn.Linear) or sizes != (
-                layer.out_features, layer.in_features
-            ):  # fmt: skip
+            sizes = isinstance(layer, nn.Linear) and (layer.out_features, layer.in_features)
+            if sizes != (b.shape[0], a.shape[1]):
                 raise ModelError(
                     f"the LoRA adapter was made for another model: it does not fit {name}",
                     "choose an adapter that was made for this model, or --set answer.adapter=null",
@@ -262,9 +260,8 @@ class LoraAdapter:
             others = ("use_dora", "rank_pattern", "alpha_pattern")
             plain = config["peft_type"] == "LORA" and config.get("bias", "none") == "none"
             if not plain or any(config.get(name) for name in others):
-                raise ValueError(
-                    "the adapter must be plain LoRA, without bias, DoRA or rank patterns"
-                )
+                message = "the adapter must be plain LoRA, without bias, DoRA or rank patterns"
+                raise ValueError(message)
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = {}

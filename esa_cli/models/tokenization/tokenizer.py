@@ -211,9 +211,8 @@ def limit_rendering_steps() -> Iterator[None]:
         nonlocal steps
         steps += 1
         if steps > _MAX_STEPS:
-            raise ModelError(
-                f"the model's chat template must end within {_MAX_STEPS:,} steps", _NO_TEMPLATE
-            )
+            message = f"the model's chat template must end within {_MAX_STEPS:,} steps"
+            raise ModelError(message, _NO_TEMPLATE)
         return limit_template_steps if frame.f_code.co_filename == "<template>" else None
 
     before = sys.gettrace()
