@@ -178,12 +178,8 @@ class TokenSelectSelector(Selector):
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
         scale = step.rope.compute_rotation_scale(step.queries)
-        mean = (
-            (step.rope.rotate(step.queries, at) * scale)
-            .float()
-            .mean(dim=1, keepdim=True)
-            .to(step.queries.dtype)
-        )
+        rotated = step.rope.rotate(step.queries, at) * scale
+        mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
 

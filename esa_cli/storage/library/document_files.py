@@ -184,8 +184,12 @@ def extract_segment_hash(segment_name: str) -> str:
     return segment_name.partition("-")[0]
 
 
-_EarlierMark = tuple[int, int | None, str | None]
-_Mark = tuple[int, int | None, str | None, int | None, str | None, str | None]
+_Mark = (
+    tuple[int, int | None, str | None, int | None, str | None, str | None, int | None]
+    | tuple[int, int | None, str | None, int | None, str | None, str | None]
+    | tuple[int, int | None, str | None]
+)
+"""A mark as today's version stores it, or as one of two earlier versions did."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ class LibraryEntry:
     digests: dict[str, str] = field(default_factory=dict)  # of the files of text and tokens
     text_sha256: str = ""
     characters: int = 0
-    marks: tuple[_EarlierMark | _Mark, ...] = ()  # pages, chapters, titles
+    marks: tuple[_Mark, ...] = ()  # pages, chapters, titles
     provenance: dict[str, Any] = field(default_factory=dict)  # `name`, `source` and more
     created: float = 0.0  # seconds since 1970
     used: float = 0.0  # seconds since 1970 of the last time of opening
