@@ -194,7 +194,9 @@ class AllowedDocuments:
     def _resolve_file_path(self, file_name: str) -> Path:
         """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed_folders:
-            raise ApiError(403, "requests to this server may not name documents", "documents")
+            ids = [*self._given][:1] + [f"{STORED}ID"] * self.has_stored
+            only = f", only documents such as {' or '.join(ids)}" * bool(ids)
+            raise ApiError(403, f"requests to this server may not name files{only}", "documents")
         is_inside = False
         for folder in self.allowed_folders:
             # A loop of links, a zero byte and too long a name raise these errors.

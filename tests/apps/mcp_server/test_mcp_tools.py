@@ -82,7 +82,7 @@ def test_files_of_allowed_folders(
     fail(call(tools, "show", document="no.txt"), "there is no document no.txt")
     closed = tools_of(asker, library)
     for name in ("secret.txt", str(tmp_path / "secret.txt"), "b.txt"):
-        fail(call(closed, "show", document=name), "requests to this server may not name documents")
+        fail(call(closed, "show", document=name), "requests to this server may not name files")
 
 
 def test_an_answer_with_its_passages(

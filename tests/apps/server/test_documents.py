@@ -211,6 +211,7 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
         with pytest.raises(ApiError) as caught:
             documents.read_named_document(name)
         assert caught.value.status == status
+    assert "only documents such as esa:1 or library:ID" in caught.value.message
     with pytest.raises(ApiError) as caught:
         AllowedDocuments(FakeAsker(), [], [], library).resolve_documents([one])
     assert caught.value.status == 403
