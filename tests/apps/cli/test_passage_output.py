@@ -149,12 +149,23 @@ def test_only_lines_that_the_width_ended_are_joined(monkeypatch: pytest.MonkeyPa
         "he saw\nthe great ship come round the point under full sail,\nwith the wind behind her "
         "and the sun on the canvas.\n- rope\n- tar\nShort line.\nAnother paragraph, which is new."
     )
-    lines = print_lines(make_passage(poem, "a.txt"), 160, monkeypatch)
+    lines = print_lines(make_passage(poem, "a.txt", start=90), 160, monkeypatch)
     assert [line.strip() for line in lines[2:]] == [
         "he saw the great ship come round the point under full sail, with the wind behind her and "
         "the sun on the canvas.",
         "- rope", "- tar", "Short line.", "Another paragraph, which is new.",
     ]  # fmt: skip
+
+
+def test_the_title_of_a_text_and_the_head_of_a_mail_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prose = "Ruth says that the boats must be painted before the regatta, or\nnobody comes."
+    fields = ["From: Jane Summers <jane@x.org>", "To: Bob <bob@x.org>", "Subject: The boats"]
+    for head in (["Monday meeting, 4 March 2024"], fields):
+        text = "\n".join([*head, prose])
+        lines = print_lines(make_passage(text, "a.eml"), 160, monkeypatch)
+        assert [line.strip() for line in lines[2:]] == [*head, prose.replace("\n", " ")]
 
 
 def test_lines_of_a_quoted_mail_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

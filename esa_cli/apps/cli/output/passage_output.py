@@ -36,7 +36,8 @@ _CODE = re.compile(
     r"|^ {0,3}(```|~~~)[^`\n]*$.*?(?:^ {0,3}\1[^\n]*$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-_LIST_ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s")
+_ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s|[A-Z][\w-]*:\s")
+"""Matches what begins a line of its own: an item of a list, or a field such as `To: Bob`."""
 
 
 def print_passages(
@@ -110,7 +111,7 @@ def format_passage_text(passage: Passage, quotation: Quotation | None, marks: st
             continue
         if piece.isspace():
             keeps_lines = any(a <= start < b for a, b in kept_lines)
-            piece = _choose_white_space(words, start, end, longest, keeps_lines)
+            piece = _choose_white_space(words, start, end, longest, keeps_lines, passage.start == 0)
             out.append(piece, MARK if first < start and end < last else None)
             continue
         edges = sorted({start, end, *(at for at in (first, last) if start < at < end)})
@@ -132,7 +133,9 @@ def _find_meaningful_lines(path: str, text: str) -> list[tuple[int, int]]:
     return [(0, len(text))] * (is_code or reader in (BUILT_IN["csv"], BUILT_IN["sheets"]))
 
 
-def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lines: bool) -> str:
+def _choose_white_space(
+    text: str, start: int, end: int, longest: int, keeps_lines: bool, begins_document: bool
+) -> str:
     """Returns the white space to print for `text[start:end]`: a line break, unless only the width
     of the page ended the line, and for lines of code also the indentation."""
     space = text[start:end].expandtabs(4)
@@ -143,9 +146,9 @@ def _choose_white_space(text: str, start: int, end: int, longest: int, keeps_lin
     line_start = text.rfind("\n", 0, start) + 1
     next_word = _TOKEN.match(text, end)
     length = start - line_start + 1 + len(next_word[0] if next_word else "")
-    # The first line may be the end of a longer line.
-    is_short = line_start > 0 and length < _FULL * longest
+    # The first line of a later passage may be the end of a longer line.
+    is_short = (begins_document or line_start > 0) and length < _FULL * longest
     ends_line = ">" in (text[line_start], text[end]) or is_table_row(text[line_start:start])
-    if longest > _NOT_WRAPPED or is_short or ends_line or _LIST_ITEM.match(text, end):
+    if longest > _NOT_WRAPPED or is_short or ends_line or _ITEM.match(text, end):
         return "\n"
     return " "
