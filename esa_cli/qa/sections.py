@@ -59,8 +59,11 @@ _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
 )
-_LINES = re.compile(r"^ *([-*+|>]|\d+[.)]) *\S", re.MULTILINE)
-"""Matches a line of a list, a table or a quoted mail, which keep their lines."""
+_LINES = re.compile(
+    r"^ *([-*+|>]|#+ |\d+[.)]|[A-Za-z][\w-]*: (?=.*\n(\n|[\w-]+: ))) *\S", re.MULTILINE
+)
+"""Matches a line of a list, a table or a quoted mail, a heading, or a field such as `To: Bob`,
+which keep their lines."""
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
 _LINK_WORDS = "of in from the and der die das des du de la le el"
 _LINKS = frozenset(_LINK_WORDS.split())
@@ -224,7 +227,7 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [
-        f"{one.text.rstrip()}\n"
+        re.sub(r"\n{3,}", "\n\n", f"{one.text.rstrip()}\n")
         if _LINES.search(one.text) or any(map(is_table_row, one.text.splitlines()))
         else re.sub('^[^“”„«»"]+$', r"“\g<0>”", " ".join(one.text.split())) + " "
         for one in quoted

@@ -201,13 +201,29 @@ def test_a_sentence_with_quotation_marks_gets_no_others(text: str) -> None:
     assert line.startswith("“" * (text[0] != "“" and '"' not in text) + text)
 
 
-@pytest.mark.parametrize("lines", ["| group | days |\n|-|-|\n| office | 25 |", "- a saw\n- a vice"])
-def test_a_quoted_table_or_list_keeps_its_lines(lines: str) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "| group | days |\n|-|-|\n| office | 25 |",
+        "- a saw\n- a vice",
+        "url: https://example.org/saws\n\nA saw hangs here.",
+        "To: Bob\nSubject: saws",
+        "A saw.\n\n## Vices\n\nA vice.",
+    ],
+)
+def test_a_quoted_table_list_heading_or_field_keeps_its_lines(lines: str) -> None:
     one = document(f"# Tools #\n\n{lines}")
     section = Section("# Tools #", "Tools", "", "", 1, 0, len(one.text))
     book = Book(one, None, torch.zeros(0, 2))
     text = quote_section(PassageSearch(), book, AskedSection(0, section)).text
     assert text.splitlines()[1:] == [*lines.splitlines(), "(line 3)"]
+
+
+def test_a_quoted_section_has_one_empty_line_above_a_table() -> None:
+    one = document("A saw.\n\n\n\nTool: saw; Price: 3\nTool: vice; Price: 9")
+    section, book = Section("", "", "", "", 1, 0, len(one.text)), Book(one, None, torch.zeros(0, 2))
+    text = quote_section(PassageSearch(), book, AskedSection(0, section)).text
+    assert one.text.replace("\n\n\n\n", "\n\n") in text
 
 
 class FakeReader:
