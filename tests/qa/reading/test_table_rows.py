@@ -68,6 +68,23 @@ def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
     assert find_cell_ends("Fish.\n## 2. Animals\nPets stay out; no #2 pencils.\n") == [19]
 
 
+@pytest.mark.parametrize(
+    ("passage", "heading"),
+    [
+        ("Leave\n\n{prose}", "Leave"),  # the end of `## Chapter 2. Leave`
+        ("{prose}\n\nChapter 2. Leave\n\n{prose}", "Chapter 2. Leave"),
+        ("the tide and\n\n{prose}", None),  # a page ends in a sentence
+        ("{prose}\nof the year\n\n{prose}", None),
+        ("Rope\n\nTar\n\nOakum", None),
+        ("- Rope\n\n{prose}", None),
+        ("He left.\n\n{prose}", None),
+    ],
+)
+def test_headings_end_where_a_short_line_stands_alone(passage: str, heading: str | None) -> None:
+    text = passage.format(prose="Every employee has 27 days of leave a year, ten in one piece.")
+    assert find_cell_ends(text) == ([] if heading is None else [text.index(heading) + len(heading)])
+
+
 def test_rows_of_a_sheet_are_sentences() -> None:
     rows = SHEET.split("\n\n")[1]
     starts = [0, *find_sentence_ends(rows, 0, len(rows))]
