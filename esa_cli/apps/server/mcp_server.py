@@ -81,7 +81,7 @@ class FindToolArguments(ToolArguments):
 
 class AskToolArguments(ToolArguments):
     """Answers one question from documents of any length with a small local model. Returns the
-    answer, its `certainty` (`answer`: right at least 85 times in 100; `perhaps`: read the passages;
+    answer, its `certainty` (`answer`: mostly right; `perhaps`: read the passages;
     `nothing`: no answer was found), and the passages that support it or come nearest, with scores
     from 0 to 1. `[? not in the passages: ...]` in the answer says what the passages lack of the
     sentence before. A call of `ask` takes seconds to a minute."""

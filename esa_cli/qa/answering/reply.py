@@ -90,7 +90,7 @@ NOT_TOLD = "Nothing found that answers."
 NEEDS_READER = "This asks for more than a quotation: a model of --reader can write it."
 """The answer of the default reader to a request such as "Summarise ..."."""
 Certainty = Literal["answer", "perhaps", "nothing"]
-"""How certain an answer is: right at least 85 times in 100, less often, or nothing was found."""
+"""How certain an answer is: mostly right, about as often wrong as right, or nothing was found."""
 _NOT_TOLD = re.compile(
     r"\W*(?:nothing (?:was )?found that answers\b|"
     r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
