@@ -118,7 +118,8 @@ class Reply:
             `section`: a whole chapter, section or document.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
-        foreign_languages: of the documents, for which the default finder was not trained.
+        foreign_languages: for which the default finder was not trained, of the document that is
+            quoted or, without a quotation, of the documents of the passages.
         sentences: that were checked, if another model wrote the text from passages.
         missing_words: names, numbers and nouns of the question that no document has in any form,
             as far as that is known; () with the certainty `answer`."""
@@ -149,6 +150,17 @@ class Reply:
         """Returns a sentence that names at most three missing words, or "" if there are none."""
         words = [f'"{word}"' for word in self.missing_words[:3]]
         return f"{documents} never mention {' or '.join(words)}." if words else ""
+
+    def describe_foreign_languages(self) -> str:
+        """Returns a sentence about the foreign languages, or "" if there are none, or if the text
+        was not quoted from passages."""
+        if self.certainty is None or not self.foreign_languages:
+            return ""
+        what = "There are passages" if self.quotation is None else "The quoted document is"
+        return (
+            f"{what} in {' and '.join(self.foreign_languages)}; the finder was trained mostly on "
+            "English: another --finder and --reader may answer better."
+        )
 
     @property
     def text_with_marks(self) -> str:
@@ -194,6 +206,7 @@ class Reply:
             "quotation": None if self.quotation is None else asdict(self.quotation),
             "sentences": [asdict(one) for one in self.sentences],
             "missing_words": list(self.missing_words),
+            "foreign_languages": list(self.foreign_languages),
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
             "timing": {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
@@ -223,10 +223,13 @@ class PassageFinder:
                     bounds = torch.arange(len(own)), torch.arange(1, len(own) + 1)
                 self._indexed.append((own, bounds, book.index))
 
-    def list_foreign_languages(self) -> list[str]:
-        """Lists the languages of the documents for which the finder was not trained."""
-        found = [name.capitalize() for name in self.index.languages if name != ENGLISH]
-        if any(_is_spaceless(document.text) for document in self.documents):
+    def list_foreign_languages(self, names: Container[str]) -> list[str]:
+        """Lists the languages of the named documents for which the finder was not trained."""
+        every = zip(self.documents, self.index.document_languages, strict=True)
+        named = [one for one in every if one[0].name in names]
+        languages = dict.fromkeys(name for _, name in named)
+        found = [name.capitalize() for name in languages if name != ENGLISH]
+        if any(_is_spaceless(document.text) for document, _ in named):
             found.append("a script without spaces")
         return found
 

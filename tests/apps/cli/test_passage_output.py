@@ -221,6 +221,8 @@ def test_one_line_of_notes(monkeypatch: pytest.MonkeyPatch) -> None:
         "It",
         "left out: a.pdf.",
     ]
+    german = Reply("Es", certainty="answer", foreign_languages=("German",))
+    assert "There are passages in German; the finder" in show(german, monkeypatch)[1]
     lines = show(reply, monkeypatch, "esa: left out: a.png", verbose=True)
     assert lines[:3] == ["esa: a note", "esa: left out: a.png", NOT_TOLD]
 

@@ -69,7 +69,8 @@ def print_answer_and_passages(
         print(text, flush=True)
     missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
     lead, heading = UNCERTAIN * comes_last, NEAREST * (bool(passages) and has_failed)
-    _print_notes(reply, [missing, *notes] if missing else notes, lead, heading, reporter)
+    notes = [note for note in (missing, *notes, reply.describe_foreign_languages()) if note]
+    _print_notes(reply, notes, lead, heading, reporter)
     for one in reply.unsupported_sentences:
         sentence = " ".join(reply.text[one.start : one.end].split())
         reporter.warn(f"  ? {one.format_mark()} ({sentence})")
