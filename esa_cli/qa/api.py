@@ -365,14 +365,16 @@ class Esa(AbstractContextManager["Esa"]):
         finder = self.search.get_passage_finder(placed)
         has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
         missing = () if has_answer else finder.index.list_missing_words(question)
-        names = {quoted.document} if quoted else {one.document for one in passages[:evidence]}
+        asks = reply.certainty == "nothing" and reply.text != NEEDS_READER
+        names = finder.list_names(question, self._is_usually_lowercase) if asks else ()
+        cited = {quoted.document} if quoted else {one.document for one in passages[:evidence]}
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started,
             read=all(book.index is not None for book in books),
-            foreign_languages=tuple(finder.list_foreign_languages(names)),
-            missing_words=tuple(missing),
+            foreign_languages=tuple(finder.list_foreign_languages(cited)),
+            missing_words=tuple(missing), names=tuple(names),
         )  # fmt: skip
 
     def _answer_about_section(

@@ -165,6 +165,8 @@ def test_an_answer_is_as_certain_as_its_probability(
     assert reply.to_json()["certainty"] == certainty
     assert len(reply.evidence) == 3
     assert not reply.doubtful
+    said = "" if found else 'The passages name "Ahab"; none answers.'
+    assert reply.describe_missing_words() == said
 
 
 def test_a_question_is_also_asked_after_the_one_before(

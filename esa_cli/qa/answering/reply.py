@@ -122,7 +122,8 @@ class Reply:
             quoted or, without a quotation, of the documents of the passages.
         sentences: that were checked, if another model wrote the text from passages.
         missing_words: names, numbers and nouns of the question that no document has in any form,
-            as far as that is known; () with the certainty `answer`."""
+            as far as that is known; () with the certainty `answer`.
+        names: in the question, if the certainty is `nothing`."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -140,16 +141,26 @@ class Reply:
     foreign_languages: tuple[str, ...] = ()
     sentences: tuple[CheckedSentence, ...] = ()
     missing_words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:
         """The answer as people see it: `perhaps: ` stands before an uncertain one."""
         return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
 
-    def describe_missing_words(self, documents: str = "The documents") -> str:
-        """Returns a sentence that names at most three missing words, or "" if there are none."""
+    def describe_missing_words(
+        self, documents: str = "The documents", passages: Sequence[Passage] | None = None
+    ) -> str:
+        """Returns a sentence that names at most three missing words, and a sentence about the names
+        that `passages`, by default all of the reply, have; or "" if there are none."""
         words = [f'"{word}"' for word in self.missing_words[:3]]
-        return f"{documents} never mention {' or '.join(words)}." if words else ""
+        said = [f"{documents} never mention {' or '.join(words)}."] if words else []
+        shown = self.evidence if passages is None else passages
+        text = "\n".join(" ".join(one.text.split()) for one in shown)
+        whole_words = (rf"(?<!\w){re.escape(name)}(?!\w)" for name in self.names)
+        if found := [f'"{match[0]}"' for one in whole_words if (match := re.search(one, text))]:
+            said.append(f"The passages name {' and '.join(found)}; none answers.")
+        return " ".join(said)
 
     def describe_foreign_languages(self) -> str:
         """Returns a sentence about the foreign languages, or "" if there are none, or if the text
