@@ -11,7 +11,8 @@ the reader says of each. `fit` makes the conditional logistic regression that gi
 that a passage's span is the answer, out of all passages of a question and none of them:
 `combination.json` of the adapter's folder. `curve` prints, for each
 probability from which an answer would be given, how many questions are answered and how many of
-these answers are right, and the counts of each certainty.
+these answers are right; then a reliability table, which compares the probabilities with the shares
+of right answers, and the counts of each certainty.
 """
 
 from __future__ import annotations
@@ -169,6 +170,18 @@ def print_curve(found: Sequence[Answer]) -> None:
         print(f"| {tenth * 10} % | {first[-1].probability:.2f} | {right:.0%} | {absent} |")
 
 
+def print_reliability(found: Sequence[Answer]) -> None:
+    """One line a tenth of the probability: a calibrated mean is the share of right answers."""
+    print("\n| probability | answers | mean | right |\n|-|-|-|-|")
+    for tenth in range(10):
+        group = [one for one in found if min(int(one.probability * 10), 9) == tenth]
+        if group:
+            mean = sum(one.probability for one in group) / len(group)
+            right = sum(one.right for one in group) / len(group)
+            span = f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}"
+            print(f"| {span} | {len(group)} | {mean:.2f} | {right:.2f} |")
+
+
 def print_certainties(found: Sequence[Answer], certainties: Sequence[str]) -> None:
     print("\n| certainty | answers | right | of them to unanswerable questions |\n|-|-|-|-|")
     for name in ("answer", "perhaps", "nothing"):
@@ -185,6 +198,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         for row in rows
     ]
     print_curve(found)
+    print_reliability(found)
     print_certainties(found, [row["certainty"] for row in rows])
 
 
@@ -211,6 +225,7 @@ def main() -> None:
     found = answer_held_out_questions(rows)
     sure, least = choose_thresholds(found)
     print_curve(found)
+    print_reliability(found)
     levels = [sum(one.probability >= level for level in (least, sure)) for one in found]
     print_certainties(found, [("nothing", "perhaps", "answer")[level] for level in levels])
     if given.what == "fit":

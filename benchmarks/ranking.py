@@ -136,7 +136,10 @@ def main() -> None:
     from esa_cli.qa.finding.passage_finder import divide_by_highest
 
     every = score_questions(given.folder, given.library, given.only)
-    is_foreign = [any(one.finder.list_foreign_languages()) for one in every]
+    names = [{document.name for document in one.finder.documents} for one in every]
+    is_foreign = [
+        bool(one.finder.list_foreign_languages(own)) for one, own in zip(every, names, strict=True)
+    ]
     english = [one for one, foreign in zip(every, is_foreign, strict=True) if not foreign]
     other = [one for one, foreign in zip(every, is_foreign, strict=True) if foreign]
     other = [one for one in other if one.right.any()]

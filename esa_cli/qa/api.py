@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # they import torch
 
     from esa_cli.attention.method import Method
     from esa_cli.documents.document import Document
+    from esa_cli.documents.outline import Section
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
@@ -114,7 +115,7 @@ class Esa(AbstractContextManager["Esa"]):
         model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
         cache: str = "auto", library: Library | bool | None = True, keep: bool | None = None,
         rows: str = "int8", reader: str | None = None, reader_model: str | None = None,
-        progress: Progress | None = None,
+        finder: str | None = None, progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
         """Loads the model of a preset, which is downloaded if it is not on this machine.
 
@@ -126,21 +127,27 @@ class Esa(AbstractContextManager["Esa"]):
             library: True is the user's own; with False or None documents stay in memory.
             keep: None means True, but in the user's own library no KV caches are stored.
             reader: another model that writes the answers, as --reader: `ollama`, or a hub id.
-            reader_model: its name on a server. progress: called with (tokens done, all tokens).
+            reader_model: its name on a server. finder: of passages, as --finder.
+            progress: called with (tokens done, all tokens).
 
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import IngestProgressRelay
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
-        from esa_cli.qa.presets.preset import load_preset
+        from esa_cli.qa.presets.preset import load_preset, replace_finder
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
+        if isinstance(overrides, str):
+            raise UsageError("overrides must be a list of texts", f"write [{overrides!r}]")
         given = [] if model is None else [f"model={json.dumps(model)}"]
         choice, events = None, IngestProgressRelay(progress, must_store=keep is True)
         if reader is not None:
-            choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
+            choice = ReaderChoice.parse(reader, reader_model)
+        if reader is not None or finder is not None:
+            given.append("answer.from=text")
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
         chosen = load_preset(name, [*given, *overrides])
+        chosen = chosen if finder is None else replace_finder(chosen, finder)
         if method is None:
             chosen = choose_answer_source(chosen)
         checked = check_before_loading(chosen, place, method=method, document_tokens=length)
@@ -267,7 +274,7 @@ class Esa(AbstractContextManager["Esa"]):
         return self.documents.ingest(source, progress, keep)
 
     def ask(
-        self, question: str, books: AskedDocuments, *, history: Sequence[Turn] = (),
+        self, question: str, books: AskedDocuments = (), *, history: Sequence[Turn] = (),
         max_new_tokens: int | None = None, temperature: float | None = None,
         top_p: float | None = None, seed: int | None = None, evidence: int = 3,
         on_text: Callable[[str], None] | None = None, thorough: bool = False,
@@ -297,6 +304,12 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
+        if not all(isinstance(turn, Turn) for turn in history):
+            hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
+            raise UsageError("history must be a list of Turn", hint)
+        if not isinstance(evidence, int) or evidence < 0:
+            wrong = f"evidence must be a number of passages, got {evidence!r}"
+            raise UsageError(wrong, "for example: evidence=5")
         started, first = time.perf_counter(), list[float]()
         books = self._open_books(question, books, "ask about")
         placed = self.add_token_ranges(books)
@@ -352,12 +365,16 @@ class Esa(AbstractContextManager["Esa"]):
         finder = self.search.get_passage_finder(placed)
         has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
         missing = () if has_answer else finder.index.list_missing_words(question)
+        asks = reply.certainty == "nothing" and reply.text != NEEDS_READER
+        names = finder.list_names(question, self._is_usually_lowercase) if asks else ()
+        cited = {quoted.document} if quoted else {one.document for one in passages[:evidence]}
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started,
             read=all(book.index is not None for book in books),
-            foreign_languages=tuple(finder.list_foreign_languages()), missing_words=tuple(missing),
+            foreign_languages=tuple(finder.list_foreign_languages(cited)),
+            missing_words=tuple(missing), names=tuple(names),
         )  # fmt: skip
 
     def _answer_about_section(
@@ -450,7 +467,7 @@ class Esa(AbstractContextManager["Esa"]):
             return self.spans.rank_passages(question, found, unmentioned, progress, named)
 
     def find_passages(
-        self, question: str, books: AskedDocuments, count: int | None = COUNT,
+        self, question: str, books: AskedDocuments = (), count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Finds the best passages for a question in documents, which are given as to `ask`; see
@@ -461,7 +478,7 @@ class Esa(AbstractContextManager["Esa"]):
             return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
-        self, question: str, books: AskedDocuments, *, minimum: float | None = None,
+        self, question: str, books: AskedDocuments = (), *, minimum: float | None = None,
         every: bool = False, least: float | None = None, progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> Collection:  # fmt: skip
@@ -500,6 +517,15 @@ class Esa(AbstractContextManager["Esa"]):
             after=after,
         )  # fmt: skip
 
+    def outline(self, source: Book | Document | str | os.PathLike[str]) -> list[Section]:
+        """Lists the chapters and sections of a document. Raises DocumentError: it has no text."""
+        from esa_cli.documents.document import Document, read_document
+        from esa_cli.documents.outline import find_sections
+
+        if isinstance(source, str | os.PathLike):
+            source = read_document(os.fspath(source))
+        return list(find_sections(source if isinstance(source, Document) else source.document))
+
     def report(self, reply: Reply, question: str) -> str:
         """Returns an HTML page of the last answer and its documents. Raises UsageError."""
         from esa_cli.qa.evidence import make_evidence_page
@@ -535,7 +561,8 @@ class Esa(AbstractContextManager["Esa"]):
             else:
                 books.append(one if isinstance(one, Book) else self.open(one))
         if not books:
-            raise UsageError(f"there is no document to {purpose}", "ingest a document first")
+            hint = "give one, or those of a library: [esa.stored(e) for e in library.entries()]"
+            raise UsageError(f"there is no document to {purpose}", hint)
         return drop_duplicate_books(books)
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:

@@ -103,7 +103,7 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     assert set(first) == {
         "id", "question", "documents", "answer", "found", "cut", "answered_from", "read",
         "quotation", "sentences", "evidence", "tokens", "timing", "key", "certainty", "probability",
-        "missing_words",
+        "missing_words", "foreign_languages",
     }  # fmt: skip
     assert (first["id"], second["id"]) == ("x1", 2)
     assert first["documents"] == ["a.txt"]

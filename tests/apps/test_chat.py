@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from esa_cli.apps.cli.commands.chat_command import DocumentChat
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.errors import ResourceError
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import Reply, Turn
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,18 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     assert lines.talk.forgotten == 2
     assert [question for question, _ in lines.record] == ["one", "two", "three", "four", "five"]
     assert capsys.readouterr().err.count("has grown long") == 1
+
+
+def test_a_foreign_language_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    class GermanAsker(FakeAsker):
+        def ask(self, *given: Any, **named: Any) -> Reply:
+            said = super().ask(*given, **named)
+            return replace(said, certainty="answer", foreign_languages=("German",))
+
+    lines = DocumentChat(GermanAsker(), ["alpha"], ["a.txt"], Reporter())
+    for question in ("one", "two"):
+        lines.answer_question_or_run_command(question)
+    assert capsys.readouterr().err.count("There are passages in German; ") == 1
 
 
 def test_mistakes_do_not_end_the_talk(lines: DocumentChat, asker: FakeAsker) -> None:

@@ -165,6 +165,8 @@ def test_an_answer_is_as_certain_as_its_probability(
     assert reply.to_json()["certainty"] == certainty
     assert len(reply.evidence) == 3
     assert not reply.doubtful
+    said = "" if found else 'The passages name "Ahab"; none answers.'
+    assert reply.describe_missing_words() == said
 
 
 def test_a_question_is_also_asked_after_the_one_before(
@@ -236,6 +238,16 @@ def test_languages_for_which_the_default_was_not_trained_are_named(asker: Esa) -
     languages = {STORY: (), spanish * 9: ("Spanish",), chinese: ("a script without spaces",)}
     for text, wanted in languages.items():
         assert asker.ask("Ahab?", [book(asker, text)]).foreign_languages == wanted
+    german = "Der Kessel kommt am Montag, und das Tor ist nicht offen. " * 9
+    both = [book(asker, STORY), book(asker, german, "kessel.txt")]
+    english = asker.ask(QUESTION, both)
+    assert english.quotation is not None
+    assert english.quotation.document == "story.txt"
+    assert (english.foreign_languages, english.describe_foreign_languages()) == ((), "")
+    reply = replace(english, quotation=None, foreign_languages=("German",))
+    assert reply.describe_foreign_languages().startswith("There are passages in German;")
+    assert not replace(reply, certainty=None).describe_foreign_languages(), "a --reader wrote it"
+    assert reply.to_json()["foreign_languages"] == ["German"]
 
 
 def test_what_cannot_be_asked(asker: Esa) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -346,8 +347,22 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
         ) as caught:
             one.ask([book], QUESTION)  # type: ignore[arg-type]
         assert "esa.ask(" in caught.value.hint
-        with pytest.raises(UsageError, match="there is no document"):
-            one.ask(QUESTION, [])
+        for ask in (one.ask, one.find_passages, one.collect):
+            for nothing in ((), ([],)):
+                with pytest.raises(UsageError, match="there is no document"):
+                    ask(QUESTION, *nothing)
+        wrong: dict[str, Sequence[Any]] = {
+            "history": (["x"], [("Who?", "Ann")]),
+            "evidence": ("3", -1),
+        }
+        for name, values in wrong.items():
+            for value in values:
+                with pytest.raises(UsageError, match=f"{name} must be"):
+                    one.ask(QUESTION, book, **{name: value})
+        assert one.outline(book) == one.outline(gate) == [], "no headings"
+        chapters = "CHAPTER I.\n\nThe gate opens.\n\nCHAPTER II.\n\nThe market closes.\n"
+        parts = one.outline(Document("two.txt", chapters, "two.txt", "utf-8", len(chapters)))
+        assert [part.number for part in parts] == ["1", "2"]
         with pytest.raises(UsageError, match="got list"):
             one.ingest([gate])  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="got the file"):
@@ -373,6 +388,10 @@ def test_the_own_library_is_used_as_on_the_command_line(
     before = len(list(Library().entries()))
     with Esa.load("tiny-random", **how) as one:
         assert one.ingest(boat).entry is None, "a KV cache is large"
+    with Esa.load("tiny-random", ["answer.finder=gone"], finder="words", **how) as one:
+        assert one.preset.answer.finds_by_bm25_only
+    with pytest.raises(UsageError, match="overrides must be a list"):
+        Esa.load("tiny-random", "answer.from=text", **how)
     with Esa.load("tiny-random", keep=True, **how) as one:
         assert one.ingest(boat).entry is not None
     assert len(list(Library().entries())) == before + 1

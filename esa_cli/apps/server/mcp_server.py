@@ -176,7 +176,10 @@ class McpDocumentTools:
             books = [document.book for document in opened]
             reply = self.esa.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
-        notes += filter(None, [reply.describe_missing_words("the documents asked").rstrip(".")])
+        missing = reply.describe_missing_words("the documents asked")
+        notes += [
+            note.rstrip(".") for note in (missing, reply.describe_foreign_languages()) if note
+        ]
         notes += describe_unextracted_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]

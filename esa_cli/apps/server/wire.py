@@ -284,7 +284,7 @@ class ChatCompletionMaker:
         row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
         names = (
             "evidence", "found", "certainty", "answered_from", "read", "quotation", "sentences",
-            "missing_words",
+            "missing_words", "foreign_languages",
         )  # fmt: skip
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}

@@ -118,10 +118,12 @@ class Reply:
             `section`: a whole chapter, section or document.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some.
-        foreign_languages: of the documents, for which the default finder was not trained.
+        foreign_languages: for which the default finder was not trained, of the document that is
+            quoted or, without a quotation, of the documents of the passages.
         sentences: that were checked, if another model wrote the text from passages.
         missing_words: names, numbers and nouns of the question that no document has in any form,
-            as far as that is known; () with the certainty `answer`."""
+            as far as that is known; () with the certainty `answer`.
+        names: in the question, if the certainty is `nothing`."""
 
     text: str
     evidence: tuple[Passage, ...] = ()
@@ -139,16 +141,37 @@ class Reply:
     foreign_languages: tuple[str, ...] = ()
     sentences: tuple[CheckedSentence, ...] = ()
     missing_words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def text_with_certainty(self) -> str:
         """The answer as people see it: `perhaps: ` stands before an uncertain one."""
         return f"perhaps: {self.text}" if self.certainty == "perhaps" else self.text
 
-    def describe_missing_words(self, documents: str = "The documents") -> str:
-        """Returns a sentence that names at most three missing words, or "" if there are none."""
+    def describe_missing_words(
+        self, documents: str = "The documents", passages: Sequence[Passage] | None = None
+    ) -> str:
+        """Returns a sentence that names at most three missing words, and a sentence about the names
+        that `passages`, by default all of the reply, have; or "" if there are none."""
         words = [f'"{word}"' for word in self.missing_words[:3]]
-        return f"{documents} never mention {' or '.join(words)}." if words else ""
+        said = [f"{documents} never mention {' or '.join(words)}."] if words else []
+        shown = self.evidence if passages is None else passages
+        text = "\n".join(" ".join(one.text.split()) for one in shown)
+        whole_words = (rf"(?<!\w){re.escape(name)}(?!\w)" for name in self.names)
+        if found := [f'"{match[0]}"' for one in whole_words if (match := re.search(one, text))]:
+            said.append(f"The passages name {' and '.join(found)}; none answers.")
+        return " ".join(said)
+
+    def describe_foreign_languages(self) -> str:
+        """Returns a sentence about the foreign languages, or "" if there are none, or if the text
+        was not quoted from passages."""
+        if self.certainty is None or not self.foreign_languages:
+            return ""
+        what = "There are passages" if self.quotation is None else "The quoted document is"
+        return (
+            f"{what} in {' and '.join(self.foreign_languages)}; the finder was trained mostly on "
+            "English: another --finder and --reader may answer better."
+        )
 
     @property
     def text_with_marks(self) -> str:
@@ -194,6 +217,7 @@ class Reply:
             "quotation": None if self.quotation is None else asdict(self.quotation),
             "sentences": [asdict(one) for one in self.sentences],
             "missing_words": list(self.missing_words),
+            "foreign_languages": list(self.foreign_languages),
             "evidence": [passage.as_evidence() for passage in self.evidence],
             "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
             "timing": {

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
@@ -29,15 +29,24 @@ from esa_cli.qa.finding.finder import (
 )
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
+    CAPITALISED,
+    EDGES,
+    NAME,
     LexicalIndex,
     SentenceWords,
+    cannot_be_name,
     capitals_indicate_names,
     list_sentence_words,
     rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
-from esa_cli.system.text import ENGLISH, SPACELESS_CHARACTER, find_question_words
+from esa_cli.system.text import (
+    ENGLISH,
+    SPACELESS_CHARACTER,
+    find_content_words,
+    find_question_words,
+)
 
 AROUND = (4, 32, 128)
 """Numbers of neighbours whose late interaction counts, too: a page, some pages, a chapter."""
@@ -223,10 +232,13 @@ class PassageFinder:
                     bounds = torch.arange(len(own)), torch.arange(1, len(own) + 1)
                 self._indexed.append((own, bounds, book.index))
 
-    def list_foreign_languages(self) -> list[str]:
-        """Lists the languages of the documents for which the finder was not trained."""
-        found = [name.capitalize() for name in self.index.languages if name != ENGLISH]
-        if any(_is_spaceless(document.text) for document in self.documents):
+    def list_foreign_languages(self, names: Container[str]) -> list[str]:
+        """Lists the languages of the named documents for which the finder was not trained."""
+        every = zip(self.documents, self.index.document_languages, strict=True)
+        named = [one for one in every if one[0].name in names]
+        languages = dict.fromkeys(name for _, name in named)
+        found = [name.capitalize() for name in languages if name != ENGLISH]
+        if any(_is_spaceless(document.text) for document, _ in named):
             found.append("a script without spaces")
         return found
 
@@ -237,6 +249,19 @@ class PassageFinder:
         if not self._has_names:
             return 0.0
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
+
+    def list_names(self, question: str, is_usually_lowercase: Callable[[str], bool]) -> list[str]:
+        """Lists names after a question's first word, if capitals indicate names in documents."""
+        if not self._has_names or question.isupper():
+            return []
+        return [
+            EDGES.sub("", name[0])
+            for name in NAME.finditer(question)
+            if any(
+                find_content_words(word, ENGLISH) and not cannot_be_name(word, is_usually_lowercase)
+                for word in CAPITALISED.findall(name[0])
+            )
+        ]
 
     def find_named_documents(self, question: str) -> set[str]:
         """Returns the names of the documents that a question names: of the only one whose file name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -232,6 +233,15 @@ def test_one_line_of_notes(monkeypatch: pytest.MonkeyPatch) -> None:
         "It",
         "left out: a.pdf.",
     ]
+    named = replace(reply, missing_words=(), names=("Ruth Ambler", "Ann", "Bo"), evidence=(
+        make_passage("Ruth\nAmbler keeps the log of the valves. Anna and Bo mend the pump."),
+        make_passage("Ann is in no passage that is shown."),
+    ))  # fmt: skip
+    said = 'The passages name "Ruth Ambler" and "Bo"; none answers.'
+    assert said in " ".join(show(named, monkeypatch)), "the other passage has no weight"
+    assert '"Ruth Ambler" and "Ann" and "Bo"' in named.describe_missing_words()
+    german = Reply("Es", certainty="answer", foreign_languages=("German",))
+    assert "There are passages in German; the finder" in show(german, monkeypatch)[1]
     lines = show(reply, monkeypatch, "esa: left out: a.png", verbose=True)
     assert lines[:3] == ["esa: a note", "esa: left out: a.png", NOT_TOLD]
 

@@ -214,6 +214,17 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
         PassageFinder([book(german)]).rate_unmentioned_names("Wo stand der Kapitän?", small_word)
         == 0
     )
+    assert not PassageFinder([book(german)]).list_names("Wo stand der Kapitän?", small_word)
+
+
+def test_names_in_a_question() -> None:
+    wanted = {
+        "How old is Peter Coffin's wife, whom I met on Nantucket?": ["Peter Coffin", "Nantucket"],
+        "Ahab went where, and who was the king, or the CEO?": [],
+        "HOW OLD IS AHAB?": [],
+    }
+    for question, names in wanted.items():
+        assert PassageFinder([book(TEXT)]).list_names(question, small_word) == names, question
 
 
 class Vocabulary:

@@ -189,7 +189,7 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
             reply = self._ingest_documents_and_ask_again(reply)
-        if not (self.opts.as_json or reply.foreign_languages):
+        if not self.opts.as_json:
             answer_output.show_reader_hint(reply, self.reporter)
         if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
@@ -263,11 +263,6 @@ class AskCommandRun:
             notes = list[str]()
             if reply.answered_from == "section" and self.esa.reader is None:
                 notes.append("--reader MODEL writes a summary of the whole text.")
-            elif reply.foreign_languages and self.esa.reader is None:
-                notes.append(
-                    f"The documents are in {' and '.join(reply.foreign_languages)}; the finder was "
-                    "trained mostly on English: another --finder and --reader may answer better."
-                )
             self._print_answer(reply, notes, is_printed=streams)
         return reply
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,7 +175,10 @@ class DocumentChat:
             self.reporter.show_note("  stopped")
             return
         self.talk.append(question, reply, self.esa, self.reporter.show_note)
+        known = {earlier.foreign_languages for _, earlier in self.record}
         self.record.append((question, reply))
+        if reply.foreign_languages in known:  # said before
+            reply = replace(reply, foreign_languages=())
         has_grown = self.talk.forgotten > forgotten == 0
         notes = ["The conversation has grown long: the oldest questions are left out."] * has_grown
         answer_output.print_answer_and_passages(

@@ -67,9 +67,12 @@ def print_answer_and_passages(
         text = "\n".join(line.plain for line in wrap_text(Text(text), console.width, console))
     if not is_printed and not comes_last:
         print(text, flush=True)
-    missing = reply.describe_missing_words(asked) if reply.certainty or not reply.found else ""
+    missing = ""
+    if reply.certainty or not reply.found:
+        missing = reply.describe_missing_words(asked, [passage for _, passage in passages])
     lead, heading = UNCERTAIN * comes_last, NEAREST * (bool(passages) and has_failed)
-    _print_notes(reply, [missing, *notes] if missing else notes, lead, heading, reporter)
+    notes = [note for note in (missing, *notes, reply.describe_foreign_languages()) if note]
+    _print_notes(reply, notes, lead, heading, reporter)
     for one in reply.unsupported_sentences:
         sentence = " ".join(reply.text[one.start : one.end].split())
         reporter.warn(f"  ? {one.format_mark()} ({sentence})")

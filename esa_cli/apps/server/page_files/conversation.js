@@ -105,6 +105,8 @@ function showEvidence(turn) {
   if (unsupported.length) addNote(turn, `Not in the passages: ${unsupported.join(", ")}.`, "note warning");
   const missing = turn.found === false || turn.certainty ? turn.missing_words || [] : [];
   if (missing.length) addNote(turn, `The documents asked never mention ${missing.slice(0, 3).map((word) => `"${word}"`).join(" or ")}.`);
+  const languages = turn.certainty ? turn.foreign_languages || [] : [];
+  if (languages.length) addNote(turn, `${turn.quotation ? "The quoted document is" : "There are passages"} in ${languages.join(" and ")}; the finder was trained mostly on English.`);
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, text);
   const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
