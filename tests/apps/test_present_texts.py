@@ -143,6 +143,8 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     assert FORMER in FACES["ask"](run), "its former text is its text again"
     update()
     Path("town/meeting.txt").unlink()
+    check(run, "")
+    assert "meeting.txt" not in run("library", "list").out
     update()
     check(run, "")
     words = form in ("words", "both")
@@ -150,6 +152,17 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     assert pruned.code == 0
     assert Library().list_present_and_former().former == []
     check(run, "")
+
+
+def test_files_of_a_missing_or_empty_folder_answer(run: Esa) -> None:
+    """The folder may be on a disk that is away; one that has another file is not."""
+    assert run(*LIBRARY_FORMS["read"][0]).code == 0
+    Path("town").rename("elsewhere")
+    assert FORMER in FACES["ask"](run)
+    Path("town").mkdir()
+    assert FORMER in FACES["ask"](run)
+    write("other.txt", "A mill.")
+    assert FORMER not in FACES["ask"](run)
 
 
 @pytest.mark.process
