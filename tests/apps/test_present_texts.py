@@ -161,8 +161,15 @@ def test_files_of_a_missing_or_empty_folder_answer(run: Esa) -> None:
     assert FORMER in FACES["ask"](run)
     Path("town").mkdir()
     assert FORMER in FACES["ask"](run)
+    emptied = run("ingest", "town", *TINY)
+    assert (emptied.code, "esa ingest --prune --yes town" in emptied.err) == (3, True)
+    assert run("ingest", "--prune", "town").code == 3
+    assert FORMER in FACES["ask"](run)
     write("other.txt", "A mill.")
     assert FORMER not in FACES["ask"](run)
+    Path("town/other.txt").unlink()
+    assert run("ingest", "--prune", "--yes", "town").code == 0
+    assert [*Library().list_present_and_former()] == [[], []]
 
 
 @pytest.mark.process
