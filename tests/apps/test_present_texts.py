@@ -14,6 +14,7 @@ import pytest
 from command import TINY, Esa
 from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
+from properties import seeds
 
 from esa_cli.__main__ import main
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
@@ -174,12 +175,13 @@ def test_files_of_a_missing_or_empty_folder_answer(run: Esa) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no SIGKILL")
+@pytest.mark.parametrize("seed", seeds(1, first=3))
 @pytest.mark.parametrize("form", ["words", "read"])
-def test_kills_bring_no_former_text_back(run: Esa, form: str) -> None:
+def test_kills_at_random_moments_bring_no_former_text_back(run: Esa, form: str, seed: int) -> None:
     """Also between the parts of a prune: what was read of a file goes before its record."""
     (command,) = LIBRARY_FORMS[form]
     assert run(*command).code == 0
-    draw, kills, needs = random.Random(3), 0, taken(lambda: main([*command, "-q"]))
+    draw, kills, needs = random.Random(seed), 0, taken(lambda: main([*command, "-q"]))
     for turn in range(8):
         write("meeting.txt", dinner(f"{PRESENT} {turn}"))
         if turn % 2:
