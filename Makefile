@@ -30,8 +30,8 @@ unit test: export PYTHONDONTWRITEBYTECODE =
 unit: install            ## What needs no model, no other process, no training and no family of models but Llama: about two minutes.
 	$(BIN)/python -m pytest -m 'not model and not process and not training and not families' -n 2 --dist worksteal
 
-soak: install            ## Property tests, mutated documents and models with EXAMPLES=1000 random examples each.
-	ESA_SOAK_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q -k "properties or fuzz or ignore_rules or damaged_models"
+soak: install            ## Property tests, mutated documents and models, random damage and kills with EXAMPLES=1000 random examples each.
+	ESA_SOAK_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q -k "properties or fuzz or ignore_rules or damaged_models or at_random"
 
 mutation: install        ## Small changes of the code that the tests should notice: MUTANTS=40, SEED=1; half an hour. Not in CI.
 	$(BIN)/python tests/mutation.py --mutants $(MUTANTS) --seed $(or $(SEED),1)

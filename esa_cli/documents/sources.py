@@ -120,7 +120,11 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
         rest = found.summarise_left_out_files(name)
         if not found.files:
             line = rest[0].message if rest else f"{name}: no file matches"
-            raise DocumentError(f"there is no document in {line}", f"check the path {name}")
+            hint = f"check the path {name}"
+            if not rest and os.path.isdir(name):
+                removed = f"if its files were removed: esa ingest --prune --yes {name}"
+                hint += f", or that its disk is mounted; {removed}"
+            raise DocumentError(f"there is no document in {line}", hint)
         known = {source.path for source in sources}
         sources += [DocumentFilePath(file, name) for file in found.files if file not in known]
         left_out += rest

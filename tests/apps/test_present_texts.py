@@ -14,6 +14,7 @@ import pytest
 from command import TINY, Esa
 from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
+from properties import seeds
 
 from esa_cli.__main__ import main
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
@@ -143,6 +144,8 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     assert FORMER in FACES["ask"](run), "its former text is its text again"
     update()
     Path("town/meeting.txt").unlink()
+    check(run, "")
+    assert "meeting.txt" not in run("library", "list").out
     update()
     check(run, "")
     words = form in ("words", "both")
@@ -152,14 +155,33 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     check(run, "")
 
 
+def test_files_of_a_missing_or_empty_folder_answer(run: Esa) -> None:
+    """The folder may be on a disk that is away; one that has another file is not."""
+    assert run(*LIBRARY_FORMS["read"][0]).code == 0
+    Path("town").rename("elsewhere")
+    assert FORMER in FACES["ask"](run)
+    Path("town").mkdir()
+    assert FORMER in FACES["ask"](run)
+    emptied = run("ingest", "town", *TINY)
+    assert (emptied.code, "esa ingest --prune --yes town" in emptied.err) == (3, True)
+    assert run("ingest", "--prune", "town").code == 3
+    assert FORMER in FACES["ask"](run)
+    write("other.txt", "A mill.")
+    assert FORMER not in FACES["ask"](run)
+    Path("town/other.txt").unlink()
+    assert run("ingest", "--prune", "--yes", "town").code == 0
+    assert [*Library().list_present_and_former()] == [[], []]
+
+
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no SIGKILL")
+@pytest.mark.parametrize("seed", seeds(1, first=3))
 @pytest.mark.parametrize("form", ["words", "read"])
-def test_kills_bring_no_former_text_back(run: Esa, form: str) -> None:
+def test_kills_at_random_moments_bring_no_former_text_back(run: Esa, form: str, seed: int) -> None:
     """Also between the parts of a prune: what was read of a file goes before its record."""
     (command,) = LIBRARY_FORMS[form]
     assert run(*command).code == 0
-    draw, kills, needs = random.Random(3), 0, taken(lambda: main([*command, "-q"]))
+    draw, kills, needs = random.Random(seed), 0, taken(lambda: main([*command, "-q"]))
     for turn in range(8):
         write("meeting.txt", dinner(f"{PRESENT} {turn}"))
         if turn % 2:

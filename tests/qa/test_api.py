@@ -272,10 +272,12 @@ def test_who_waits_for_another_process_can_give_up(
 
 
 def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: Path) -> None:
-    path = Path(files(tmp_path)[0])
+    path = tmp_path / "disk" / "gate.txt"
+    path.parent.mkdir()
+    Path(files(tmp_path)[0]).rename(path)
     with esa(loaded, library) as one:
         answer = one.ask(QUESTION, [one.ingest(str(path))]).text
-    path.unlink()
+    path.unlink()  # the folder is empty now, as that of a disk that is away
     with esa(loaded, library) as two:
         book = two.stored(library.entries()[0])
         assert book.document.name == "gate.txt"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from properties import seeds
 from test_library import (
     LAYOUT,
     WITH,
@@ -64,8 +65,9 @@ def hurt(data: bytes, draw: random.Random) -> bytes:
     return data[: draw.randrange(len(data))] if what < 0.95 else data + b"\0"
 
 
-def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
-    draw = random.Random(7)
+@pytest.mark.parametrize("seed", seeds(1, first=7))
+def test_damage_at_random_places_is_found_and_never_used(kept: Library, seed: int) -> None:
+    draw = random.Random(seed)
     names = sorted(files(kept))
     assert len(names) == 7
     entry = kept.entries()[0]

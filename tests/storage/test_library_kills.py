@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from forked import child, dying, ended, killed, taken
+from properties import seeds
 from test_library import (
     LAYOUT,
     WITH,
@@ -47,11 +48,12 @@ mistake of the test."""
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("seed", seeds(1, first=1))
 @pytest.mark.parametrize("layout", [LAYOUT, WITH_STATES], ids=["rows", "states"])
 def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
-    tmp_path: Path, layout: Layout
+    tmp_path: Path, layout: Layout, seed: int
 ) -> None:
-    draw = random.Random(1)
+    draw = random.Random(seed)
     whole = Library(tmp_path / "whole")
     needs = taken(lambda: ingest(whole, IDS, layout))
     wanted = contents(whole)

@@ -214,7 +214,7 @@ def assert_divided(catalogue: Catalogue, *parts: list[LibraryEntry]) -> None:
     records = {record.path: record for record in catalogue.files.list_records()}
 
     def is_removed(record: FileRecord) -> bool:
-        return not os.path.exists(record.path) and (bool(record.folder) or not record.digest)
+        return not os.path.exists(record.path)  # and its folder is there
 
     wanted_present, wanted_former = list[LibraryEntry](), list[LibraryEntry]()
     for entry in documents:

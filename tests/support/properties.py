@@ -31,11 +31,11 @@ settings.register_profile(
 settings.load_profile("esa")
 
 
-def seeds(count: int) -> list[int]:
-    """Seeds of a test that draws by itself: `count`; in a soak as many times more as of properties,
-    and others each time."""
+def seeds(count: int, first: int = 0) -> list[int]:
+    """Seeds of a test that draws by itself: `count` from `first` on; in a soak as many times more
+    as of properties, and others each time."""
     if not EXAMPLES:
-        return [*range(count)]
+        return [*range(first, first + count)]
     return [random.randrange(1 << 30) for _ in range(count * max(1, EXAMPLES // FEW))]
 
 

@@ -174,9 +174,9 @@ def sync_folder(
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
     changes = FileIndexer(catalogue, folder).index_files(found.files, progress)
-    record_removed_files(catalogue, folder, found, folder)
+    gone = record_removed_files(catalogue, folder, found, folder, prune and prune_if_empty)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
-    if prune and removed and not found.files and not prune_if_empty:
+    if prune and (gone or removed) and not found.files and not prune_if_empty:
         hint = "mount the folder's disk, or use esa ingest --prune --yes if files were removed"
         raise DocumentError(f"no document is left in {folder}, so nothing is pruned", hint)
     if removed and found.files:  # else the folder may be on a disk that is away
@@ -207,16 +207,19 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
 
 
 def record_removed_files(
-    catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = ""
-) -> None:
-    """Records which individually ingested files of a folder no longer exist."""
+    catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = "",
+    even_if_empty: bool = False,
+) -> list[FileRecord]:  # fmt: skip
+    """Records which individually ingested files of a folder no longer exist, and returns their
+    former records. By default none is changed if the folder, perhaps a disk's, has no document."""
     stored = {entry.file_path for part in catalogue.list_present_and_former() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found_files) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
-    if found_files.files and gone:
+    if gone and (found_files.files or even_if_empty):
         with catalogue.run_transaction():
             for one in gone:
                 catalogue.files.store_record(FileRecord(one.path, "", "", 0, folder=synced_folder))
+    return gone
 
 
 def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> None:

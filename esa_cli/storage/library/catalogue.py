@@ -247,6 +247,7 @@ class FileRecordLookup:
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_folder_unmounted = cache(partial(_is_folder_unmounted, paths))
+        self._has_files = cache(_has_files)
         self._resolve_links = partial(resolve_folder_links, resolve_folder=cache(resolve_links))
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
@@ -260,7 +261,9 @@ class FileRecordLookup:
         """Whether a recorded file was removed, rather than unmounted together with its disk."""
         if os.path.lexists(record.path):
             return False
-        return not self._is_folder_unmounted(record.folder) if record.folder else not record.digest
+        if record.folder:
+            return not self._is_folder_unmounted(record.folder)
+        return not record.digest or self._has_files(os.path.dirname(record.path))
 
     def find_file_records(self, file_path: str) -> list[FileRecord]:
         """Returns the records of a file's paths, or only up-to-date records if there are any."""
@@ -285,6 +288,13 @@ class FileRecordLookup:
             return None
         names = {"name": os.path.basename(other.path), "source": other.path, "path": other.path}
         return replace(entry, provenance={**entry.provenance, **names})
+
+
+def _has_files(folder: str) -> bool:
+    """Whether a folder exists and is not empty, so that it is on a disk that is mounted."""
+    with suppress(OSError), os.scandir(folder) as found:
+        return any(found)
+    return False
 
 
 def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:

@@ -165,8 +165,10 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
 
 def test_the_library_is_searched(run: Esa) -> None:
     fail(run("find", "--library", WORDS), 2, "the library has no documents")
-    assert run("ingest", "gate.txt", "--set", "answer.finder=null").code == 0
-    Path("gate.txt").unlink()
+    Path("disk").mkdir()
+    Path("gate.txt").rename("disk/gate.txt")
+    assert run("ingest", "disk/gate.txt", "--set", "answer.finder=null").code == 0
+    Path("disk").rename("unmounted")
     by_words = run("find", "--library", WORDS, "--json")
     assert (by_words.data["model"], by_words.data["read"]) == (None, False)
     assert run("ingest", "boat.txt").code == 0

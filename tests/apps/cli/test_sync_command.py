@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command import TINY, Esa
 
+from esa_cli.apps.cli.commands import ingest_command
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexer
 from esa_cli.storage.library import Library
 from esa_cli.system import files
@@ -136,7 +137,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "iterate_at_poll_intervals", changes)
+    monkeypatch.setattr(ingest_command, "iterate_at_poll_intervals", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()
