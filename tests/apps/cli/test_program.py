@@ -61,6 +61,7 @@ def test_the_reference_is_that_of_the_help() -> None:
         ("methods --plugin a.py", "methods --plugin a.py"),
         ("ask a Q -- --evidence", "ask a Q -- --evidence"),
         ("note.md Q", "ask note.md Q"),
+        ("find a.md count", "find a.md count"),
         ("aks", "aks"),
     ],
 )
