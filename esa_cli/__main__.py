@@ -37,6 +37,7 @@ SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
 REPLACED = {
     "--answer": "--set answer.form=span",
     "--evidence": "--top N",
+    "--length": "--len TOKENS",
     "--passages": "--top N",
     "--stdin": "esa batch QUESTIONS.jsonl",
     "count": "esa collect --count",
