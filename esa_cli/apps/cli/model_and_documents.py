@@ -176,7 +176,8 @@ class DocumentOpener:
                     library.open_search_catalogue(always_copy=True), file_paths, stack
                 )
         if not files.sources and not self._candidates:
-            raise UsageError("the library has no documents", "add documents with `esa ingest`")
+            hint = "name a document before the question, or add documents with `esa ingest`"
+            raise UsageError("the library has no documents", hint)
         self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 

@@ -54,6 +54,12 @@ def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     assert [row["sentence"] for row in rows] == [one["sentence"] for one in places]
 
 
+def test_without_a_document_the_library_is_searched(run: Esa) -> None:
+    assert run("ingest", "story.txt", "-q").code == 0
+    named = run("collect", "story.txt", QUESTION, *ALL, "-q").out
+    assert run("collect", QUESTION, *ALL, "-q").out == named
+
+
 def test_distinct_and_count(run: Esa) -> None:
     every = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "--distinct", "-q").data

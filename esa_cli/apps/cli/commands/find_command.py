@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from esa_cli.apps.cli.inputs import split_off_question
+from esa_cli.apps.cli.inputs import asks_whole_library, split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import passage_output, terminal
@@ -333,8 +333,8 @@ def collect(
         list[str] | None,
         argument(
             "DOC... QUESTION",
-            "Files, folders or patterns, or - for standard input; then a question in quotes, "
-            "which says what to look for.",
+            "Files, folders or patterns, or - for standard input; by default the library. Then a "
+            "question in quotes, which says what to look for.",
         ),
     ] = None,
     *,
@@ -352,7 +352,8 @@ def collect(
     from esa_cli.system.text import digest_text
 
     opts.refuse_conflicting_options()
-    names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
+    in_library = opts.library or asks_whole_library(arguments)
+    names, question = split_off_question(arguments, "collect", documents_optional=in_library)
     if opts.out is not None:
         refuse_other_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
@@ -365,7 +366,7 @@ def collect(
         check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = find_files(names), Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = DocumentOpener(files, library, reporter, stack, in_library=opts.library)
+        documents = DocumentOpener(files, library, reporter, stack, in_library=in_library)
         esa = stack.enter_context(
             open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
