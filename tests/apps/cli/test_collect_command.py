@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,8 @@ def test_a_pipe_gets_one_line_with_tabs_for_each_place(run: Esa) -> None:
         [f"story.txt:{one['line']}", *(" ".join(one[x].split()) for x in ("text", "sentence"))]
         for one in places
     ]
+    Path("data").mkdir()
+    Path("data/keys.csv").write_text("keeper,key\nAnn,7\nCy,9\n", "utf-8")
+    _, *rows = run("collect", "data/keys.csv", QUESTION, *ALL, "-q").out.splitlines()
+    assert rows
+    assert all(re.match(r"data/keys\.csv, row [123]\t[^\t]*\t[^\t]*$", row) for row in rows)

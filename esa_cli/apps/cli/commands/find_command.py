@@ -244,7 +244,7 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
 def print_marked_passages(
     passages: Sequence[Passage], question: str, is_verbose: bool, *, shows_all: bool
 ) -> None:
-    """Prints passages, each below its file and line; on a terminal the question's words are red.
+    """Prints passages, each below its place; on a terminal the question's words are red.
     Unless `shows_all`, none whose sentences with most of these words were printed before."""
     from rich.text import Text
 
@@ -261,12 +261,11 @@ def print_marked_passages(
         if number and not shows_all and best <= printed:
             continue
         printed |= counts.keys()
-        details = [] if passage.page is None else [f"page {passage.page}"]
-        details += map(terminal.make_printable_line, passage.list_names())
-        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
+        details = [f"characters {passage.start}-{passage.end}"] * is_verbose
         probability = f"{passage.probability or 0.0:.2f}"
         details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
-        place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
+        path = format_path_unless_stdin(passage.document, passage.source)
+        place = terminal.make_printable_line(passage.describe_place(path))
         console.print("\n" * bool(number), end="")
         style = f"bold{passage_output.make_link_style(passage.source)}"
         heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
@@ -463,9 +462,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
     if opts.form == "table":
         rows = []
         for place in places:
-            page = "" if place.page is None else f", page {place.page}"
-            words = place.answer or place.text
-            cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
+            cells = (place.describe_place(), place.answer or place.text, place.sentence)
             rows.append([terminal.make_printable_line(" ".join(cell.split())) for cell in cells])
         headers = ["place", "words", "sentence"]
         if sys.stdout.isatty():
