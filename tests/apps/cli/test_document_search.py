@@ -98,6 +98,13 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     assert "none of the documents can be used with this preset" in gone.err
 
 
+def test_nothing_is_said_of_the_search_if_all_documents_are_opened(run: Esa) -> None:
+    assert run("ingest", "--words", "town").code == 0
+    asked = run("ask", "--library", "How old is the kiln?", "--json", most=6)
+    assert len(names(asked)) == 6
+    assert "searched" not in asked.err + asked.out
+
+
 def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
     run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
