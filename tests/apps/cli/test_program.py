@@ -23,6 +23,7 @@ from esa_cli.__main__ import (
     make_click_command,
 )
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.qa.answering.reply import NOT_TOLD
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -45,6 +46,12 @@ def test_version_and_help_without_a_command(esa: Esa) -> None:
     ]
     fail(esa("aks"), 2, "aks")
     fail(esa("presets"), 2, "esa presets --help")
+
+
+def test_the_help_of_ask_says_what_the_certainties_mean(esa: Esa) -> None:
+    said = " ".join(esa("ask", "--help").out.split())
+    for words in ("85 times in 100", '"perhaps:"', NOT_TOLD[:13]):
+        assert words in said
 
 
 def test_the_reference_is_that_of_the_help() -> None:
