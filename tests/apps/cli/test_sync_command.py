@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command import TINY, Esa
 
+from esa_cli.apps.cli.commands import ingest_command
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexer
 from esa_cli.storage.library import Library
 from esa_cli.system import files
@@ -124,6 +125,9 @@ def test_the_model_reads_what_is_new(run: Esa) -> None:
     Path("town/loom.txt").unlink()
     assert len(state(run, "--prune")["pruned"]) == 1
     assert sorted(entry.name for entry in Library().entries()) == ["anvil.txt", "harp.txt"]
+    Path("town/harp.txt").unlink()
+    said = run("ingest", "--words", "town", "--prune").out.splitlines()[-1]
+    assert said.startswith("1 file: 0 added, 0 changed, 1 removed, 1 pruned from the library; ")
 
 
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +140,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "iterate_at_poll_intervals", changes)
+    monkeypatch.setattr(ingest_command, "iterate_at_poll_intervals", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

@@ -442,7 +442,8 @@ def _collect_and_print_places(
         _print_collected_places(places, opts)
         coverage = collection.coverage
         share = f"{100 * coverage.read_share:.0f} %"
-        text = f"{coverage.read:,} of {coverage.passages:,} passages ({share}) were read again"
+        passages = terminal.pluralize(coverage.passages, "passage")
+        text = f"read {coverage.read:,} of {passages} ({share}) again"
         if is_stopped:
             reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")
         elif coverage.read:
