@@ -37,6 +37,7 @@ SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
 REPLACED = {
     "--answer": "--set answer.form=span",
     "--evidence": "--top N",
+    "--length": "--len TOKENS",
     "--passages": "--top N",
     "--stdin": "esa batch QUESTIONS.jsonl",
     "count": "esa collect --count",
@@ -155,7 +156,8 @@ def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
         elif option in SHORT and (option, name) != ("--plugin", "methods"):
             words += ["--set", SHORT[option] + value]
         else:
-            _raise_if_command_or_option_was_replaced(option)
+            if option.startswith("-"):  # any other word may be the question
+                _raise_if_command_or_option_was_replaced(option)
             words.append(word)
     return [name, *words, *rest[end:]]
 

@@ -73,7 +73,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         sys.modules.pop(module_name, None)
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
-        hint = f"run `esa plugins check {path}` for details"
+        hint = "mend the file in the line that the message names"
         raise PluginError(f"plugin {path} does not run: {describe_error(error)}", hint) from error
     return list_entries_of_module(key)
 

@@ -182,7 +182,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
 
 
 FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
-SHORT = ["--length", "1500", "--questions", "8"]
+SHORT = ["--len", "1500", "--questions", "8"]
 
 
 def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
@@ -205,7 +205,7 @@ def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
     ("arguments", "code"),
     [
         ([], 2),
-        ([*FEW, "--length", "200"], 2),
+        ([*FEW, "--len", "200"], 2),
         ([*FEW, "--haystack", "none.txt"], 3),
         ([*FEW, *SHORT, "--set", "window.ending=1200"], 2),
     ],

@@ -30,7 +30,8 @@ def split_off_question(
     is no document. Raises UsageError: one of them is missing, or the question has no quotes."""
     *documents, question = arguments or [""]
     others = [one for one in documents if not _is_document(one) and not _looks_like_file(one)]
-    if _is_document(question) and len(others) == 1:
+    swapped = " " in (others or [""])[0] and _looks_like_file(question) and not documents_optional
+    if len(others) == 1 and (_is_document(question) or swapped):
         documents = [one for one in [*documents, question] if one != others[0]]
         question = others[0]
     example, wrong = 'book.txt "Who is Ahab?"', ""
@@ -55,6 +56,11 @@ def split_off_question(
     if wrong:
         raise UsageError(wrong, f"for example: esa {command_name} {example}")
     return documents, question
+
+
+def asks_whole_library(arguments: Sequence[str] | None) -> bool:
+    """Whether arguments are only a question, and neither a document nor the name of a file."""
+    return arguments is not None and len(arguments) == 1 and not _looks_like_file(arguments[0])
 
 
 def _is_document(argument: str) -> bool:

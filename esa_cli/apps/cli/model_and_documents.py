@@ -176,7 +176,8 @@ class DocumentOpener:
                     library.open_search_catalogue(always_copy=True), file_paths, stack
                 )
         if not files.sources and not self._candidates:
-            raise UsageError("the library has no documents", "add documents with `esa ingest`")
+            hint = "name a document before the question, or add documents with `esa ingest`"
+            raise UsageError("the library has no documents", hint)
         self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
         """The named documents, which every question is asked about."""
 
@@ -210,10 +211,10 @@ class DocumentOpener:
             wrong = "none of the documents can be used with this preset"
             raise UsageError(wrong, "run `esa ingest` with this preset")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
-        if is_searched:
+        if self.searched:
+            count = pluralize(self.searched, "document")
             self._reporter.show_note(
-                f"esa: searched the words of {len(candidates):,} documents, opened the best "
-                f"{len(books)}"
+                f"esa: searched the words of {count}, opened the best {len(books)}"
             )
         if skipped:
             self._reporter.warn_document_left_out(

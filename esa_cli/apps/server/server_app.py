@@ -31,6 +31,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from esa_cli.apps.cli.output.terminal import pluralize
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.access_log import note_facts
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
@@ -404,7 +405,8 @@ class _ServerRoutes:
                 )
                 reply = text.finish_reply(reply)
             note(tokens=reply.answer_tokens)
-            self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
+            count = pluralize(reply.answer_tokens, "token")
+            self.note(f"{count} answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps() if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}

@@ -51,17 +51,19 @@ class Passage:
         given = {"start": start, "end": end, "text": document.text[start:end], **other_fields}
         return cls(document.name, document.source, **at._asdict(), **given)
 
-    def describe_place(self) -> str:
-        """Describes where the passage is: the document, and what helps a person to find the passage
-        in this format: the page, the chapter, the row of a table, or the line of a text."""
+    def describe_place(self, path: str = "") -> str:
+        """Describes where the passage is: the document's `path`, by default that below the current
+        folder or else the document's name, and what helps a person to find the passage in this
+        format: the page, the chapter, the row of a table, or the line of a text."""
         from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 
-        path = self.document
-        if os.path.basename(self.source) == path or self.source == path:
+        is_file = self.document in (os.path.basename(self.source), self.source)
+        if not path and is_file:
             path = os.path.normpath(self.source)
             if os.path.isabs(path):
                 below = Path(path).is_relative_to(Path.cwd())
                 path = os.path.relpath(path) if below else self.document
+        path = path or self.document
         reader = choose_reader(b"", self.source)
         parts = [path] if self.page is None else [path, f"page {self.page:,}"]
         if self.page is None and reader in (BUILT_IN["csv"], BUILT_IN["sheets"]):

@@ -22,7 +22,7 @@ from esa_cli.qa.answering import session
         ("--library",),
         ("note.md",),
         ("-",),
-        ("Who is Ahab?",),
+        ("ahab.pdf",),
         ("note.md", "note.md"),
         ("note.md", " \n"),
         ("note.md", "caf\udce9?"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [int(row["start"]) for row in rows] == [one["start"] for one in places]
     assert [row["sentence"] for row in rows] == [one["sentence"] for one in places]
+
+
+def test_without_a_document_the_library_is_searched(run: Esa) -> None:
+    assert run("ingest", "story.txt", "-q").code == 0
+    named = run("collect", "story.txt", QUESTION, *ALL, "-q").out
+    assert run("collect", QUESTION, *ALL, "-q").out == named
 
 
 def test_distinct_and_count(run: Esa) -> None:
@@ -133,3 +140,10 @@ def test_a_pipe_gets_one_line_with_tabs_for_each_place(run: Esa) -> None:
         [f"story.txt:{one['line']}", *(" ".join(one[x].split()) for x in ("text", "sentence"))]
         for one in places
     ]
+    Path("data").mkdir()
+    Path("data/keys.csv").write_text("keeper,key\nAnn,7\nCy,9\n", "utf-8")
+    done = run("collect", "data/keys.csv", QUESTION, *ALL)
+    assert "esa: read 1 of 1 passage (100 %) again\n" in done.err
+    _, *rows = done.out.splitlines()
+    assert rows
+    assert all(re.match(r"data/keys\.csv, row [123]\t[^\t]*\t[^\t]*$", row) for row in rows)

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command import TINY, Esa, Result
+from command import TINY, Esa, Result, fail
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
@@ -75,11 +75,15 @@ def test_named_documents_are_asked_beside_the_best(run: Esa) -> None:
 
 def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     rows = ("--set", "answer.from=rows")
+    fail(run("ask", "How old is the kiln?"), 2, "the library has no documents", "name a document")
     assert run("ingest", *(f"town/{at}.txt" for at in range(5)), *rows, "-q").code == 0
     asked = run("ask", "--library", "How old is the kiln?", "--json")
     assert asked.code == 0, asked.err
     assert names(asked)[0] == "3.txt"
     assert len(names(asked)) == 2
+    without = run("ask", "How old is the kiln?", "--json")
+    assert (names(without), without.data["answer"]) == (names(asked), asked.data["answer"])
+    fail(run("ask", "kiln.txt"), 2, "must be given, got 'kiln.txt'")
     assert len(names(run("ask", "--library", "The kiln?", "--json", most=9))) == 5
     both = run("ask", "--library", "town", "How old is the mill?", "--json")
     assert names(both)[0] == "5.txt"
@@ -92,6 +96,13 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     gone = run(*other)
     assert gone.code == 2
     assert "none of the documents can be used with this preset" in gone.err
+
+
+def test_nothing_is_said_of_the_search_if_all_documents_are_opened(run: Esa) -> None:
+    assert run("ingest", "--words", "town").code == 0
+    asked = run("ask", "--library", "How old is the kiln?", "--json", most=6)
+    assert len(names(asked)) == 6
+    assert "searched" not in asked.err + asked.out
 
 
 def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(

@@ -74,6 +74,15 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
     assert not Path("library").exists()
 
 
+@pytest.mark.usefixtures("no_model")
+def test_a_row_of_a_table_has_its_place(run: Esa, tmp_path: Path) -> None:
+    Path("data").mkdir()
+    Path("data/orders.csv").write_text("order,item\n11,ropes\n12,lanterns\n", "utf-8")
+    for path in ("data/orders.csv", str(tmp_path / "data/orders.csv")):
+        done = run("find", path, "lanterns")
+        assert done.out.startswith(f"{path}, row 2  probability "), done.out
+
+
 @pytest.mark.parametrize("shows_all", [False, True])
 def test_a_passage_whose_best_sentences_were_printed_is_not(
     shows_all: bool, capsys: pytest.CaptureFixture[str]
@@ -188,7 +197,7 @@ def test_a_note_has_its_title_and_link_also_from_the_library(
     Path("gate.md").write_text(note, "utf-8")
     (first, *_) = run("find", "gate.md", WORDS).out.splitlines()
     assert first.startswith("gate.md:")
-    assert f"  On gates, {link}, probability " in first
+    assert f", On gates, {link}  probability " in first
     assert run("ingest", "gate.md").code == 0
     for source in ("gate.md", "--library"):
         found = run("find", source, WORDS, "--json").data["passages"][0]

@@ -28,6 +28,7 @@ def test_the_question_may_stand_anywhere(question: str) -> None:
 
 def test_a_pattern_or_a_misspelled_file_is_no_question() -> None:
     assert split_off_question(("*.txt", "c.md", "notes", "spot"), "find")[1] == "spot"
+    assert split_off_question(("Who is Ahab?", "c.md"), "ask") == (["c.md"], "Who is Ahab?")
     for name in ("c.md", "docs/c", "*.md"):
         with pytest.raises(UsageError, match="question is missing"):
             split_off_question((name, "a.txt"), "ask")

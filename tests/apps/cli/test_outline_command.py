@@ -49,7 +49,8 @@ def test_a_chapter_is_quoted_from(esa: Esa, lamps: str, chapter: str) -> None:
 def test_mistakes(esa: Esa, lamps: str, note: str) -> None:
     fail(esa("outline", lamps, "9"), 2, "no chapter '9'")
     fail(esa("outline", lamps, "A", "Grey"), 2, "at most one chapter")
-    assert esa("outline", note).code == 1
+    fail(esa("outline", str(Path(lamps).parent)), 2, "is a folder or pattern with several")
+    assert esa("outline", note)[:2] == (1, "")
 
 
 @pytest.fixture

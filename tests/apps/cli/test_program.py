@@ -23,6 +23,7 @@ from esa_cli.__main__ import (
     make_click_command,
 )
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.qa.answering.reply import NOT_TOLD
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -47,6 +48,12 @@ def test_version_and_help_without_a_command(esa: Esa) -> None:
     fail(esa("presets"), 2, "esa presets --help")
 
 
+def test_the_help_of_ask_says_what_the_certainties_mean(esa: Esa) -> None:
+    said = " ".join(esa("ask", "--help").out.split())
+    for words in ("85 times in 100", '"perhaps:"', NOT_TOLD[:13]):
+        assert words in said
+
+
 def test_the_reference_is_that_of_the_help() -> None:
     script = ROOT / "docs/make_cli_reference.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -61,6 +68,7 @@ def test_the_reference_is_that_of_the_help() -> None:
         ("methods --plugin a.py", "methods --plugin a.py"),
         ("ask a Q -- --evidence", "ask a Q -- --evidence"),
         ("note.md Q", "ask note.md Q"),
+        ("find a.md count", "find a.md count"),
         ("aks", "aks"),
     ],
 )

@@ -125,6 +125,9 @@ def test_the_model_reads_what_is_new(run: Esa) -> None:
     Path("town/loom.txt").unlink()
     assert len(state(run, "--prune")["pruned"]) == 1
     assert sorted(entry.name for entry in Library().entries()) == ["anvil.txt", "harp.txt"]
+    Path("town/harp.txt").unlink()
+    said = run("ingest", "--words", "town", "--prune").out.splitlines()[-1]
+    assert said.startswith("1 file: 0 added, 0 changed, 1 removed, 1 pruned from the library; ")
 
 
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from esa_cli.apps.cli.inputs import split_off_question
+from esa_cli.apps.cli.inputs import asks_whole_library, split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import answer_output
@@ -36,7 +36,8 @@ Arguments = Annotated[
     list[str] | None,
     argument(
         "DOC... QUESTION",
-        "Files, folders or patterns, or - for standard input; then the question in quotes.",
+        "Files, folders or patterns, or - for standard input; by default the library. Then the "
+        "question in quotes.",
     ),
 ]
 Top = Annotated[
@@ -89,8 +90,14 @@ def ask(
 ) -> None:
     """Answer a question about documents of any length.
 
+    An answer was right at least 85 times in 100 on the test questions. After "perhaps:" the marked
+    words may be the answer: read the passages. "Nothing found" means only that the search found no
+    answer.
+
     esa ask book.txt "Who is Ahab?"
     """
+    if asks_whole_library(arguments) and not opts.goes_on:
+        opts = replace(opts, library=True)
     no_document = opts.library or opts.goes_on
     names, question = split_off_question(arguments, "ask", documents_optional=no_document)
     options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")

@@ -148,7 +148,7 @@ def _print_recall_table(study: RecallStudy) -> None:
 @options.make_typer_command
 def heads(
     length: Annotated[
-        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
+        str, option("--len TOKENS", "Length in tokens of the text that contains the needles.")
     ] = "16k",
     questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32,
     haystack: options.Haystack = None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from esa_cli.apps.cli.inputs import split_off_question
+from esa_cli.apps.cli.inputs import asks_whole_library, split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import passage_output, terminal
@@ -244,7 +244,7 @@ def format_path_unless_stdin(document_name: str, path_or_dash: str) -> str:
 def print_marked_passages(
     passages: Sequence[Passage], question: str, is_verbose: bool, *, shows_all: bool
 ) -> None:
-    """Prints passages, each below its file and line; on a terminal the question's words are red.
+    """Prints passages, each below its place; on a terminal the question's words are red.
     Unless `shows_all`, none whose sentences with most of these words were printed before."""
     from rich.text import Text
 
@@ -261,12 +261,11 @@ def print_marked_passages(
         if number and not shows_all and best <= printed:
             continue
         printed |= counts.keys()
-        details = [] if passage.page is None else [f"page {passage.page}"]
-        details += map(terminal.make_printable_line, passage.list_names())
-        details += [f"characters {passage.start}-{passage.end}"] * is_verbose
+        details = [f"characters {passage.start}-{passage.end}"] * is_verbose
         probability = f"{passage.probability or 0.0:.2f}"
         details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
-        place = f"{format_path_unless_stdin(passage.document, passage.source)}:{passage.line}"
+        path = format_path_unless_stdin(passage.document, passage.source)
+        place = terminal.make_printable_line(passage.describe_place(path))
         console.print("\n" * bool(number), end="")
         style = f"bold{passage_output.make_link_style(passage.source)}"
         heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
@@ -333,8 +332,8 @@ def collect(
         list[str] | None,
         argument(
             "DOC... QUESTION",
-            "Files, folders or patterns, or - for standard input; then a question in quotes, "
-            "which says what to look for.",
+            "Files, folders or patterns, or - for standard input; by default the library. Then a "
+            "question in quotes, which says what to look for.",
         ),
     ] = None,
     *,
@@ -352,7 +351,8 @@ def collect(
     from esa_cli.system.text import digest_text
 
     opts.refuse_conflicting_options()
-    names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
+    in_library = opts.library or asks_whole_library(arguments)
+    names, question = split_off_question(arguments, "collect", documents_optional=in_library)
     if opts.out is not None:
         refuse_other_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
@@ -365,7 +365,7 @@ def collect(
         check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = find_files(names), Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = DocumentOpener(files, library, reporter, stack, in_library=opts.library)
+        documents = DocumentOpener(files, library, reporter, stack, in_library=in_library)
         esa = stack.enter_context(
             open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
@@ -442,7 +442,8 @@ def _collect_and_print_places(
         _print_collected_places(places, opts)
         coverage = collection.coverage
         share = f"{100 * coverage.read_share:.0f} %"
-        text = f"{coverage.read:,} of {coverage.passages:,} passages ({share}) were read again"
+        passages = terminal.pluralize(coverage.passages, "passage")
+        text = f"read {coverage.read:,} of {passages} ({share}) again"
         if is_stopped:
             reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")
         elif coverage.read:
@@ -462,9 +463,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectComma
     if opts.form == "table":
         rows = []
         for place in places:
-            page = "" if place.page is None else f", page {place.page}"
-            words = place.answer or place.text
-            cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
+            cells = (place.describe_place(), place.answer or place.text, place.sentence)
             rows.append([terminal.make_printable_line(" ".join(cell.split())) for cell in cells])
         headers = ["place", "words", "sentence"]
         if sys.stdout.isatty():

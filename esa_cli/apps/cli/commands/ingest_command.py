@@ -39,7 +39,7 @@ CHANGES = {
     "changed": "changed",
     "removed": "removed",
     "read": "read by the model",
-    "pruned": "documents pruned",
+    "pruned": "pruned from the library",
 }
 """The counted fields in the JSON object of an update, with the words that describe them."""
 
@@ -191,7 +191,8 @@ def _update_library_from_folders(
             if result[key] or key in ("added", "changed", "removed")
         ]
         seconds = format_duration(result["seconds"])
-        print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
+        files = terminal.pluralize(result["files"], "file")
+        print(f"{files}: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in checked:
         update_library_and_print_changes(folder, is_first=True)

@@ -32,7 +32,10 @@ def outline(
     name, *chapters = arguments
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
         documents = read_documents([name], reporter).documents
-        if len(documents) > 1 or len(chapters) > 1:
+        if len(documents) > 1:
+            hint = "name one document: esa outline book.txt"
+            raise UsageError(f"{name} is a folder or pattern with several documents", hint)
+        if len(chapters) > 1:
             wrong = "esa outline needs one document and at most one chapter"
             raise UsageError(wrong, "quote a title of several words")
         document, sections = documents[0], find_sections(documents[0])
@@ -64,8 +67,8 @@ def outline(
         if as_json:
             rows = [one._asdict() | {"page": at.page, "line": at.line} for one, at in both]
             terminal.print_json({"document": document.name, "sections": rows})
-        else:
-            least = min((one.level for one in sections), default=0)
+        elif sections:
+            least = min(one.level for one in sections)
             terminal.print_table(("", "chapter", "words"), [
                 (
                     f"line {at.line}" if at.page is None else f"page {at.page}",
