@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := $(VENV)/.extras
 
 .PHONY: install demo test unit soak mutation check wheel wheel-test clean-install extras-check reference sizes way format screenshots clean
 
@@ -16,10 +17,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(EXTRAS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ocr,finders,torchao,bitsandbytes]'
+	touch $@
+
 demo: install            ## `esa demo`: asks a 38k-token chronicle questions with the default model.
 	$(BIN)/esa demo
 
-test: check              ## Every check and every test, the default model's included.
+test: check $(EXTRAS)    ## Every check and every test, the default model's included.
 	$(BIN)/python -m pytest -m 'not model and not process and not training and not families' -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m '(training or families) and not model and not process' -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m 'model or process'
