@@ -300,7 +300,7 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         option(
             "--least NUMBER",
             "Minimum confidence of a place, the sum of its finder score and log-odds; by default "
-            "1.2. A higher number gives fewer, surer places.",
+            "1.6, or -1 of at most 200 passages. A higher number gives fewer, surer places.",
         ),
     ] = None
     distinct: Annotated[
