@@ -33,8 +33,11 @@ WORDS_FIT = 8.0
 """The fit of the best passage by BM25 in a document without reduced keys; others have less."""
 LEAST, LEAST_OF_WHOLE = 1.6, -1.0
 """The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
-read, as of a list, whose lines a search scores lower than sentences of prose. `SIEVE`, `NEAR`,
-`FIT` and `LEAST` are chosen on the development questions of benchmarks/collect_questions."""
+read, as of a list, whose lines a search scores lower than sentences of prose."""
+LEAST_ODDS = -1.5
+"""The minimum of the log-odds alone, or the minimum of the sum, if that is lower: in a short text
+every passage fits a question well. `SIEVE`, `NEAR`, `FIT`, `LEAST` and this minimum are chosen on
+the development questions of benchmarks/collect_questions."""
 BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
@@ -102,6 +105,7 @@ def make_log_odds_span_finder(
             which finds each line of a list; in novels it adds wrong places."""
     least = LEAST_OF_WHOLE if reread else LEAST
     threshold = least if min_log_odds is None else min_log_odds
+    least_odds = min(LEAST_ODDS, threshold)
 
     def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
@@ -110,7 +114,7 @@ def make_log_odds_span_finder(
             readings = reader.read_passages(question, list(texts.values()))
             rest = dict[int, str]()
             for number, (odds, span, _) in zip(texts, readings, strict=True):
-                if span is None or odds + scores[number] < threshold:
+                if span is None or odds < least_odds or odds + scores[number] < threshold:
                     continue
                 weight = odds + span.log_probability
                 out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))

@@ -260,12 +260,15 @@ def test_the_shorter_place_of_words_is_the_surer() -> None:
 
 
 class AgeReader:
-    """A reader that is sure where a text has an age, and quotes the first one."""
+    """A reader that quotes the first age of a text, with log-odds of `odds`."""
+
+    def __init__(self, odds: float = 3.0) -> None:
+        self.odds = odds
 
     def read_passages(self, question: str, texts: Sequence[str]) -> list[PassageReading]:
         found = [re.search(r"\d+", text) for text in texts]
         return [
-            PassageReading(3.0, Span(*one.span(), -1.0)) if one else PassageReading(-3.0, None)
+            PassageReading(self.odds, Span(*one.span(), -1.0)) if one else PassageReading(-3, None)
             for one in found
         ]
 
@@ -285,3 +288,15 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     assert first == spans[:1]
     refused = make_log_odds_span_finder(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]
+
+
+@pytest.mark.parametrize(
+    ("odds", "least", "count"), [(-1.4, None, 1), (-1.6, None, 0), (-4, -5, 1)]
+)
+def test_a_passage_that_fits_and_does_not_tell_has_no_place(
+    odds: float, least: float | None, count: int
+) -> None:
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, 12, "Ann is 30 now")
+    reader: Any = AgeReader(odds)
+    (spans,) = make_log_odds_span_finder(reader, "How old?", least)([passage], [20.0])
+    assert len(spans) == count

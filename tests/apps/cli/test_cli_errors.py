@@ -30,7 +30,7 @@ from esa_cli.qa.answering import session
         ("-", "-"),
         ("note.md", "-", "--report", "a.html"),
         ("note.md", "What?", "--device", "toaster"),
-        ("note.md", "What?", "--set", "dtype=int8"),
+        ("note.md", "What?", "--set", "dtype=int7"),
         ("note.md", "What?", "--top", "99"),
         ("note.md", "What?", "--read", "never", "--keep"),
         ("note.md", "What?", "--read", "never", "--set", "answer.from=rows"),
