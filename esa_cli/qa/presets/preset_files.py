@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
@@ -68,6 +67,8 @@ def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
 
 def read_preset_file(path: Path) -> dict[str, Any]:
     """Reads the settings of a preset file. Raises PresetError: it cannot be parsed."""
+    import yaml
+
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
