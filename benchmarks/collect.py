@@ -34,7 +34,7 @@ from common import append_line, load_lines
 QUESTIONS = Path(__file__).parent / "collect_questions"
 WORDS = 12_000
 """Of a generated chronicle."""
-LEASTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+LEASTS = (-1.5, -1.0, -0.5, 0.0, 0.5)
 WAYS = ("collect", "its passages", "finder", "words", "first 16")
 Range = Sequence[int]
 
@@ -154,11 +154,11 @@ HEADER = (
 
 
 def thresholds(rows: Sequence[dict[str, Any]], questions: dict[str, dict[str, Any]]) -> None:
-    """What places with another least sum of score and log-odds would give, of the same run."""
+    """What places with at least some log-odds of the reader would give, of the same run."""
     for least in LEASTS:
         ways = [
             scored(
-                [(start, end) for start, end, score, odds in row["rows"] if score + odds >= least],
+                [(start, end) for start, end, _, odds in row["rows"] if odds >= least],
                 questions[row["id"]],
             )
             for row in rows
@@ -167,7 +167,8 @@ def thresholds(rows: Sequence[dict[str, Any]], questions: dict[str, dict[str, An
             key: sum(w[key] for w in ways) / len(ways) for key in ("precision", "recall", "f1")
         }
         print(
-            f"least {least}: " + ", ".join(f"{key} {100 * one:.0f}" for key, one in means.items())
+            f"log-odds from {least}: "
+            + ", ".join(f"{key} {100 * one:.0f}" for key, one in means.items())
         )
 
 
