@@ -67,6 +67,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, b"<!doctype html><p>a router</p>", "text/html")
         elif mode == "moved":
             self.reply(301, b"", location="https://elsewhere.example/v1")
+        elif mode == "windows":
+            models = [{"id": "embedder", "max_model_len": 512}, {"id": "large"}]
+            self.reply(200, {"data": [*models, {"id": "small", "max_model_len": 9_000}]})
         else:
             self.reply(200, {"data": [{"id": "large"}, {"id": "small"}]})
 

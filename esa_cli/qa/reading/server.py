@@ -68,8 +68,6 @@ class ServerReader(Reader):
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
-    window_tokens = DEFAULT_WINDOW
-
     def __init__(
         self, url: str, key: str | None = None, model: str | None = None,
         timeout_s: float | None = None,
@@ -84,13 +82,15 @@ class ServerReader(Reader):
         if key is not None:
             self._session.headers["Authorization"] = f"Bearer {key}"
         self._refused, self._models = list[str](), list[str]()
-        self._models = self._list_model_names()
+        windows = self._list_model_windows()
+        self._models = [*windows]
         if not self.name and not self._models:
             hint = explain_how_to_start(url) or "name a model by --reader URL#MODEL"
             raise self._make_reader_error("lists no models", hint)
         self.chosen_of = 0 if self.name else len(self._models)
         """Among how many models of the server this one was chosen; 0 if it was named."""
         self.name = self.name or choose_answering_model(self._models)
+        self.window_tokens = windows.get(self.name, DEFAULT_WINDOW)
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -171,18 +171,19 @@ class ServerReader(Reader):
                     raise self._make_refusal_error(response)
             self._refused.append(refused)
 
-    def _list_model_names(self) -> list[str]:
+    def _list_model_windows(self) -> dict[str, int]:
+        """Returns the names of the server's models with their windows in tokens, as vLLM reports
+        them; other servers report none."""
         try:
             response = self._send_request("GET", "/models")
             if response.status_code == 404 and self.name:
-                return []  # not every server lists its models
+                return {}  # not every server lists its models
             if response.status_code != 200:
                 raise self._make_refusal_error(response)
-            models = list(json.loads(response.content).get("data") or ())
-            for one in models:
-                if str(one["id"]) == (self.name or str(models[0]["id"])):  # as vLLM reports it
-                    self.window_tokens = int(one.get("max_model_len") or DEFAULT_WINDOW)
-            return [str(one["id"]) for one in models]
+            models = json.loads(response.content).get("data") or ()
+            return {
+                str(one["id"]): int(one.get("max_model_len") or DEFAULT_WINDOW) for one in models
+            }
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             broken = BrokenAnswerError("the response is not a list of models in JSON")
             raise self._make_connection_error(broken) from error

@@ -219,6 +219,12 @@ def test_a_server_need_not_list_its_models(start: Start) -> None:
         assert ask(reader(start(mode, "stream"), "own")).text
 
 
+def test_the_window_is_that_of_the_model_that_answers(start: Start) -> None:
+    chosen, named = (reader(start("windows"), name) for name in (None, "small"))
+    assert (chosen.name, chosen.window_tokens) == ("large", server_module.DEFAULT_WINDOW)
+    assert (named.name, named.window_tokens) == ("small", 9_000)
+
+
 def test_parameters_that_a_model_refuses_are_left_out(start: Start) -> None:
     server = start("picky")
     one = reader(server)
