@@ -40,7 +40,7 @@ class Positions(NamedTuple):
 
 
 class LayerState(ABC):
-    """Base class of what a selector remembers about one layer's tokens from step to step."""
+    """Base class of the state that a selector keeps of one layer's tokens from step to step."""
 
     @abstractmethod
     def crop(self, length: int) -> None:

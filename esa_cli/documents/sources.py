@@ -1,8 +1,9 @@
 """Finds the files for the names of documents; a name may be a file, a folder or a pattern.
 
 A folder stands for all readable files below it, without links, hidden, binary or ignored files
-(`.gitignore`), and reports and chats of esa. An existing path is not read as a pattern. In
-.gitignore files, classes such as `[[:alpha:]]` and backslashes in brackets are not supported."""
+(`.gitignore`), and without reports, chats and libraries of esa. An existing path is not read as a
+pattern. In .gitignore files, classes such as `[[:alpha:]]` and backslashes in brackets are not
+supported."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import resolve_links
+from esa_cli.system.files import LIBRARY_MARKER, resolve_links
 
 MAX_FILES = 10_000
 _HEAD = 1 << 13
@@ -32,7 +33,7 @@ _OF_ZOTERO = ("styles", "translators", "locate", "cache", "pipes", "logs")
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _OWN = "written by esa"
-_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN)
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}", _OWN, f"folder {_OWN}")
 """Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
@@ -184,6 +185,10 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
         found_files.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
+        if LIBRARY_MARKER in files:
+            found_files.left_out[f"folder {_OWN}"].append(where)
+            folders.clear()
+            continue
         real = resolve_links(where)
         rules.add_folder_rules(real)
         for names, is_folder in ((folders, True), (files, False)):

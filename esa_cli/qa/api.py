@@ -304,12 +304,7 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
-        if not all(isinstance(turn, Turn) for turn in history):
-            hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
-            raise UsageError("history must be a list of Turn", hint)
-        if not isinstance(evidence, int) or evidence < 0:
-            wrong = f"evidence must be a number of passages, got {evidence!r}"
-            raise UsageError(wrong, "for example: evidence=5")
+        _check_history_and_evidence(history, evidence)
         started, first = time.perf_counter(), list[float]()
         books = self._open_books(question, books, "ask about")
         placed = self.add_token_ranges(books)
@@ -570,3 +565,12 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)
+
+
+def _check_history_and_evidence(history: Sequence[Turn], evidence: int) -> None:
+    if not all(isinstance(turn, Turn) for turn in history):
+        hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
+        raise UsageError("history must be a list of Turn", hint)
+    if not isinstance(evidence, int) or evidence < 0:
+        wrong = f"evidence must be a number of passages, got {evidence!r}"
+        raise UsageError(wrong, "for example: evidence=5")

@@ -21,6 +21,9 @@ SETTLED_NS = 2_000_000_000
 """Nanoseconds within which a changed file may change again with the same time stamp."""
 POLL_S = 5.0
 
+LIBRARY_MARKER = "esa-library"
+"""The name of a file by which a folder is known as a library."""
+
 
 def resolve_links(path: Path | str) -> str:
     """Returns the absolute path without symbolic links, as far as the system can resolve links."""

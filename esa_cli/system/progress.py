@@ -42,7 +42,7 @@ def make_wait_callback(
     on_first_call: Callable[[], None], progress: Progress | None = None, token_count: int = 0
 ) -> Callable[[], None]:
     """Returns a callback for repeated calls while another process ingests a document. The first
-    call runs `on_first_call`; each tells `progress` that 0 of `token_count` tokens are done."""
+    call runs `on_first_call`; each calls `progress` with 0 of `token_count` tokens."""
     report_once = cache(on_first_call)
 
     def report_wait() -> None:

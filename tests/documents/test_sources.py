@@ -15,6 +15,7 @@ from esa_cli.documents import sources
 from esa_cli.documents.document import find_files, gather_documents
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import make_evidence_page
+from esa_cli.storage.library.disk import LibraryPaths
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
@@ -140,6 +141,17 @@ def test_folders_of_zotero_itself_and_of_obsidian_are_left_out(tmp_path: Path) -
         "notes/c.md", "storage/ABCD2345/a.txt", "storage/ABCD2345/styles/b.txt"
     ]  # fmt: skip
     assert len(found.left_out["hidden"]) == 5
+
+
+def test_a_library_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    paths = LibraryPaths(tmp_path / "kept" / "library")
+    paths.create_library_folders()
+    (paths.documents / "x.text").write_text("esa-library text")
+    found = sources.find_readable_files(str(tmp_path))
+    assert found.files == [str(tmp_path / "a.txt")]
+    assert found.left_out == {"folder written by esa": [str(paths.root)]}
+    assert sources.find_readable_files(str(paths.root)).files == []
 
 
 def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:

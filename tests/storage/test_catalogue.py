@@ -18,8 +18,8 @@ from test_library import files, ingest
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
-from esa_cli.storage.library.disk import MARKER
 from esa_cli.system import files as system_files
+from esa_cli.system.files import LIBRARY_MARKER
 from esa_cli.system.text import digest_text
 
 TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]
@@ -210,7 +210,7 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     whole = Library(tmp_path / "whole")
     for one in (library, whole):
         with one.open_catalogue():
-            assert (one.root / MARKER).is_file()
+            assert (one.root / LIBRARY_MARKER).is_file()
     needs = taken(partial(add_texts, whole, 300))
     for _ in range(15):
         killed(partial(add_texts, library, 300), draw.uniform(0, needs))

@@ -22,8 +22,8 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library, LibraryEntry
-from esa_cli.storage.library.disk import MARKER
 from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
+from esa_cli.system.files import LIBRARY_MARKER
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)
@@ -156,7 +156,7 @@ def files(library: Library) -> set[str]:
         str(path.relative_to(library.root))
         for path in found
         if path.suffix not in (".lock", ".used")
-        and path.name != MARKER
+        and path.name != LIBRARY_MARKER
         and not path.name.startswith("catalogue")
     }
 

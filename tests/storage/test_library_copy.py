@@ -21,10 +21,11 @@ from test_library import assert_holds, files, ingest
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import library as library_file
-from esa_cli.storage.library.disk import MARKER, pack_checksummed_file
+from esa_cli.storage.library.disk import pack_checksummed_file
 from esa_cli.storage.library.library_copy import SourceLibrary, pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_tokens
 from esa_cli.storage.library.stored_cache import StoredKVCache
+from esa_cli.system.files import LIBRARY_MARKER
 
 IDS = [*range(40)]
 
@@ -247,7 +248,7 @@ def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
 
 def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str) -> str:
     """Copies these files from a folder, which brings all documents but that of the key; why."""
-    for name, data in [(MARKER, b""), *given.items()]:
+    for name, data in [(LIBRARY_MARKER, b""), *given.items()]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     result = pull_documents(library, str(folder))

@@ -98,7 +98,7 @@ class ServerList(NamedTuple):
         raise UsageError(f"{self.path} has an entry {NAME} that cannot be replaced", _HINT)
 
     def format_entry(self, entry: Entry) -> str:
-        """Formats our entry as it stands in the file."""
+        """Formats our entry as the file has it."""
         if not self.is_toml:
             return json.dumps({self.key: {NAME: entry}}, indent=2, ensure_ascii=False)
         rows = [f"[{self.key}.{NAME}]"]

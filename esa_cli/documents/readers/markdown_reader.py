@@ -112,7 +112,7 @@ def _parse_fields(mark: str, front_matter: str) -> dict[str, list[str]]:
 
 def _format_fields(fields: dict[str, list[str]], below: str) -> tuple[str, str | None, str | None]:
     """Returns the text for a front matter, with a heading unless the text `below` begins with it;
-    the title, with the citekey; and the link of what the note is about."""
+    the title, with the citekey; and the link of the note's subject."""
     title, citekey = (next(iter(fields.get(name, ())), None) for name in ("title", "citekey"))
     links = [text for name in _LINKS for text in fields.get(name, ())]
     links += [text for texts in fields.values() for text in texts if text.startswith("zotero:")]

@@ -102,7 +102,7 @@ def check_answer_sentences(
 
 
 def _blank_match(match: re.Match[str]) -> str:
-    """Returns spaces in place of what matched, so that all offsets stay the same."""
+    """Returns spaces in place of a match, so that all offsets stay the same."""
     return " " * len(match[0])
 
 
@@ -145,7 +145,7 @@ class _ShownPassages:
         self, sentence: str, quotations: Sequence[str], cited: Sequence[int]
     ) -> tuple[int | None, tuple[str, ...]] | None:
         """Returns the number from 1 of the passage that a sentence fits best, if any, and what the
-        passages lack; None if the sentence has nothing that a passage tells."""
+        passages lack; None if the sentence has nothing to look for."""
         missing = [run for text in quotations for run in self._find_invented_runs(text)]
         numbers = [one for one in _find_numbers(sentence) if one[0].lower() != "one"]  # a pronoun
         missing += [text for text, values in numbers if not values & self._numbers]

@@ -19,12 +19,11 @@ from typing import BinaryIO
 import platformdirs
 
 from esa_cli.errors import DiskError, LibraryError, LibraryFileVersionError, UnreadableError
-from esa_cli.system.files import convert_writing_errors, replace_atomically
+from esa_cli.system.files import LIBRARY_MARKER, convert_writing_errors, replace_atomically
 from esa_cli.system.machine import expand_home_folder, format_size
 from esa_cli.system.text import digest_text
 
 ROOT = "ESA_LIBRARY"
-MARKER = "esa-library"
 _MARKER_TEXT = (
     "This folder is a library of esa: documents that were read once.\n"
     "`esa library --help` says how to look after it. Do not put files of your own here.\n"
@@ -87,7 +86,7 @@ class LibraryPaths:
     def refuse_folder_without_marker(self) -> None:
         """Raises LibraryError if the library's folder has files but no marker of a library, so that
         a wrong ESA_LIBRARY does not harm the user's own files."""
-        root, marker = self.root, self.root / MARKER
+        root, marker = self.root, self.root / LIBRARY_MARKER
         with convert_read_errors(root):
             # The marker is looked for again: another process may have made the library meanwhile.
             if marker.exists() or not root.exists() or not os.listdir(root) or marker.exists():
@@ -103,7 +102,8 @@ class LibraryPaths:
         self.refuse_folder_without_marker()
         with convert_write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
+            marker = self.root / LIBRARY_MARKER
+            with suppress(FileExistsError), marker.open("x", encoding="utf-8") as file:
                 file.write(_MARKER_TEXT)
             for name in (*_NAMES, "locks"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)

@@ -28,6 +28,7 @@ from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
+from esa_cli.system.files import LIBRARY_MARKER
 from esa_cli.system.text import digest_text, encode_text
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class Library:
     @property
     def exists(self) -> bool:
         """Whether the library's folder exists and has the marker file of a library."""
-        return (self.root / disk.MARKER).is_file()
+        return (self.root / LIBRARY_MARKER).is_file()
 
     @property
     def is_writable(self) -> bool:

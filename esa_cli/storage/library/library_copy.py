@@ -21,7 +21,7 @@ from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import LibraryEntry, list_document_files
 from esa_cli.storage.library.library import Library, protect_segments
 from esa_cli.storage.library.packed_files import decode_untrusted_manifest, verify_document_file
-from esa_cli.system.files import convert_writing_errors, replace_atomically
+from esa_cli.system.files import LIBRARY_MARKER, convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
 CHUNK_BYTES = 1 << 22
@@ -82,7 +82,7 @@ def is_archive_path(path: str) -> bool:
 
 def _list_folder_files(library_folder: str) -> dict[str, FileByteRange]:
     paths = LibraryPaths(Path(library_folder))
-    if not (paths.root / disk.MARKER).is_file():
+    if not (paths.root / LIBRARY_MARKER).is_file():
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{library_folder} is not a library of esa", hint)
     return {
@@ -97,7 +97,7 @@ def _list_archive_files(archive_path: str) -> dict[str, FileByteRange]:
         raise tarfile.ReadError("there is no such file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
-        if not members or members[0].name != disk.MARKER:
+        if not members or members[0].name != LIBRARY_MARKER:
             raise tarfile.ReadError("the archive was not written by esa")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
@@ -124,7 +124,7 @@ def push_documents(
         return _copy_documents(keys, partial(_copy_document, source, copy), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(target)) as tar:
-        _add_archive_members(tar, paths, [paths.root / disk.MARKER])
+        _add_archive_members(tar, paths, [paths.root / LIBRARY_MARKER])
         copy_document = partial(_add_document_to_archive, paths, tar, added)
         result = _copy_documents(keys, copy_document, progress)
         if result.failed and not result.copied:

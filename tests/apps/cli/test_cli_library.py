@@ -27,7 +27,7 @@ from esa_cli.__main__ import main
 from esa_cli.errors import ResourceError
 from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.disk import MARKER
+from esa_cli.system.files import LIBRARY_MARKER
 
 TINY = [*TINY_MODEL, "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -58,7 +58,7 @@ def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
 
 def files(root: Path) -> set[str]:
     """The library's files but the mark, catalogue, locks and stamps."""
-    found = (path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
+    found = (path for path in root.rglob("*") if path.is_file() and path.name != LIBRARY_MARKER)
     passed = (".lock", ".used", ".sqlite", ".sqlite-journal")
     return {path.name for path in found if path.suffix not in passed}
 
