@@ -14,13 +14,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
-from esa_cli.errors import UsageError
+from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.text import find_content_words
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.ingestion.ingest import DocumentIngester, IngestEvents, Source
+    from esa_cli.qa.ingestion.library_texts import LibraryText
     from esa_cli.qa.opening import CheckedPreset, LoadingObserver
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
@@ -284,8 +285,9 @@ class Esa(AbstractContextManager["Esa"]):
 
         Args:
             question: in any words. books: a `Book` of `ingest`, a path, a folder, a pattern or a
-                `Document`, or a list of these. What is no `Book` is opened as by `open`: a document
-                that is not in the library is searched by its words alone.
+                `Document`, or a list of these; without one, the documents of the library whose
+                words fit best. What is no `Book` is opened as by `open`: a document that is not in
+                the library is searched by its words alone.
             history: earlier turns, oldest first. evidence: passages in the reply.
             max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they do not
                 change quotations, which are always the most probable.
@@ -306,7 +308,8 @@ class Esa(AbstractContextManager["Esa"]):
 
         _check_history_and_evidence(history, evidence)
         started, first = time.perf_counter(), list[float]()
-        books = self._open_books(question, books, "ask about")
+        asked_before = [turn.question for turn in history[-1:]]
+        books = self._open_books(question, books, asked_before)
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -467,7 +470,7 @@ class Esa(AbstractContextManager["Esa"]):
     ) -> list[Passage]:  # fmt: skip
         """Finds the best passages for a question in documents, which are given as to `ask`; see
         `PassageSearch.search_passages`. Raises UsageError: a document or the question is wrong."""
-        placed = self.add_token_ranges(self._open_books(question, books, "search"))
+        placed = self.add_token_ranges(self._open_books(question, books))
         self.question_tokens(question)  # raises
         with self.run_without_method():
             return self.search.search_passages(question, placed, count, minimum)
@@ -492,7 +495,7 @@ class Esa(AbstractContextManager["Esa"]):
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
-        placed = self.add_token_ranges(self._open_books(question, books, "collect from"))
+        placed = self.add_token_ranges(self._open_books(question, books))
         self.spans.count_question_tokens(question)
         with self.run_without_method():
             limits = minimum, every
@@ -538,7 +541,9 @@ class Esa(AbstractContextManager["Esa"]):
             raise UsageError("there is no answer to report on", "ask a question first")
         return self._last
 
-    def _open_books(self, question: str, documents: AskedDocuments, purpose: str) -> list[Book]:
+    def _open_books(
+        self, question: str, documents: AskedDocuments, earlier_questions: Sequence[str] = ()
+    ) -> list[Book]:
         """Returns documents as books without duplicate texts; see `ask`."""
         from esa_cli.documents.document import read_documents
         from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_books
@@ -555,10 +560,35 @@ class Esa(AbstractContextManager["Esa"]):
                 books += map(self.open, read_documents([os.fspath(one)]))
             else:
                 books.append(one if isinstance(one, Book) else self.open(one))
+        if not books and documents == ():
+            books = self._open_library_documents("\n".join([*earlier_questions, question]))
         if not books:
-            hint = "give one, or those of a library: [esa.stored(e) for e in library.entries()]"
-            raise UsageError(f"there is no document to {purpose}", hint)
+            hint = "give a document, or add documents to the library with `esa ingest`"
+            raise UsageError("there is no document for the question", hint)
         return drop_duplicate_books(books)
+
+    def _open_library_documents(self, question: str) -> list[Book]:
+        """Opens the library's documents that fit a question best, at most `answer.documents`, or
+        all if answers come from the KV cache. Documents that cannot be used are left out."""
+        from esa_cli.qa.ingestion.library_texts import rank_texts_for_question
+
+        answer, library = self.preset.answer, self.documents.library
+        books: list[Book] = []
+        for text in [] if library is None else rank_texts_for_question(library, question):
+            if len(books) == answer.documents and not answer.needs_kv_cache:
+                break
+            books += self._open_library_text(text)
+        return books
+
+    def _open_library_text(self, text: LibraryText) -> list[Book]:
+        """Opens a text of the library, or if no entry has a usable index its file, by words."""
+        for entry in text.entries:
+            with suppress(UsageError, DocumentError):
+                return [self.stored(entry)]
+        if text.path and self.answers_unread:
+            with suppress(DocumentError):
+                return [self.open(text.path)]
+        return []
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of documents with the range of each one's tokens among all tokens."""

@@ -16,6 +16,7 @@ from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
 from properties import seeds
 
+import esa_cli
 from esa_cli.__main__ import main
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.qa.ingestion.library_texts import load_library_texts
@@ -94,6 +95,12 @@ def by_python(run: Esa) -> str:
     return json.dumps([found, [Path(one.path).read_text("utf-8") for one in texts if one.path]])
 
 
+def by_python_asking(run: Esa) -> str:
+    settings = ["answer.from=text"]
+    with esa_cli.Esa.load("tiny-random", settings, device="cpu", dtype="float32") as interface:
+        return "\n".join(passage.text for passage in interface.find_passages(QUESTION))
+
+
 FACES: dict[str, Callable[[Esa], str]] = {
     "ask": lambda run: by_command(run, "ask", "--library", QUESTION, "--json", *BY_TEXT),
     "best of many": lambda run: by_command(
@@ -112,6 +119,7 @@ FACES: dict[str, Callable[[Esa], str]] = {
     "serve, best of many": partial(by_server, most=1),
     "mcp": by_mcp,
     "python": by_python,
+    "python, asking": by_python_asking,
 }  # fmt: skip
 NEEDS_PRESENT = set(FACES) - {"collect", "count", "find files"}
 """Those whose output has the text of the document that fits the question."""

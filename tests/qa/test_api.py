@@ -16,6 +16,7 @@ from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.ingest import IngestEvents
+from esa_cli.qa.ingestion.library_texts import FileIndexer
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import LibraryPaths
@@ -322,6 +323,28 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
     assert len(rows) == len(book.spans)
 
 
+def test_without_a_document_the_best_of_the_library_are_asked(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    gate, boat = files(tmp_path)
+    with esa(loaded, library, "answer.from=text", "answer.documents=1") as one:
+        one.ingest(gate)
+        with library.open_catalogue() as catalogue:  # its words alone, as after ingest --words
+            FileIndexer(catalogue, str(tmp_path)).index_files([boat])
+        for name, path in {"gate": gate, "boat": boat}.items():
+            question = f"Where is the {name}?"
+            want = one.ask(question, path)
+            assert {passage.document for passage in want.evidence} == {f"{name}.txt"}
+            reply = one.ask(question)
+            assert (reply.text, reply.evidence) == (want.text, want.evidence)
+            assert {passage.document for passage in one.find_passages(question)} == {f"{name}.txt"}
+    with (
+        esa(loaded, None, "answer.from=text") as one,
+        pytest.raises(UsageError, match="there is no document"),
+    ):
+        one.ask(QUESTION)
+
+
 def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
     loaded: Any, library: Library, tmp_path: Path
 ) -> None:
@@ -350,9 +373,8 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
             one.ask([book], QUESTION)  # type: ignore[arg-type]
         assert "esa.ask(" in caught.value.hint
         for ask in (one.ask, one.find_passages, one.collect):
-            for nothing in ((), ([],)):
-                with pytest.raises(UsageError, match="there is no document"):
-                    ask(QUESTION, *nothing)
+            with pytest.raises(UsageError, match="there is no document"):
+                ask(QUESTION, [])
         wrong: dict[str, Sequence[Any]] = {
             "history": (["x"], [("Who?", "Ann")]),
             "evidence": ("3", -1),

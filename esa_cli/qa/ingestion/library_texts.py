@@ -282,6 +282,17 @@ def load_library_texts(library: Library) -> LibraryTexts:
         return list_current_texts(catalogue)
 
 
+def rank_texts_for_question(library: Library, question: str) -> list[LibraryText]:
+    """Returns the texts in a library, those whose words fit a question best first."""
+    if not library.exists:
+        return []
+    with library.open_search_catalogue() as catalogue:
+        texts = {text.digest: text for text in list_current_texts(catalogue).texts}
+        catalogue.index_stored_texts()
+        ranked = [text.digest for text in catalogue.texts.rank_texts(question)]
+    return [texts[digest] for digest in dict.fromkeys([*ranked, *texts]) if digest in texts]
+
+
 def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts in a library."""
     divided = catalogue.list_present_and_former()
