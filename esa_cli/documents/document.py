@@ -19,7 +19,13 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
-from esa_cli.documents.sources import DocumentFilePath, InputFiles, LeftOutFiles, find_files
+from esa_cli.documents.sources import (
+    DocumentFilePath,
+    InputFiles,
+    LeftOutFiles,
+    find_files,
+    make_missing_document_error,
+)
 from esa_cli.documents.zotero import name_zotero_item
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
@@ -247,7 +253,7 @@ def _read_document_bytes(path: str, byte_limit: int) -> bytes:
         with open(path, "rb") as stream:
             return stream.read(byte_limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DocumentError(f"there is no document {path}", _suggest_path(path)) from error
+        raise make_missing_document_error(path) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = f"try: chmod u+r {path}" if isinstance(error, PermissionError) else ""
@@ -258,22 +264,6 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
     sizes = f"{format_size(size)}, more than the limit of {format_size(size_limit)}"
     hint = "split the document and ask about its parts"
     return DocumentError(f"{label_document(document_name)} is {sizes}", hint)
-
-
-def _suggest_path(missing_path: str) -> str:
-    import difflib
-
-    if missing_path.startswith(("http://", "https://")):
-        return "documents are files: fetch the page first, and name the file"
-    folder, name = os.path.split(missing_path)
-    try:
-        others = os.listdir(folder or ".")
-    except OSError:
-        return f"there is no folder {folder} either"
-    stems = {Path(other).stem: other for other in others}  # without endings, which many files share
-    for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
-        return f"did you mean {os.path.join(folder, stems[similar])}?"
-    return "check the path; it is relative to the current folder"
 
 
 class SentenceSplitter:

@@ -108,13 +108,15 @@ class FoundFiles:
 
 def find_files(document_names: Sequence[str]) -> InputFiles:
     """Finds the files to be read for given names. Raises UsageError: standard input is named
-    twice. DocumentError: a folder or pattern has no readable file, or too many files."""
+    twice. DocumentError: a file is missing, or a folder or pattern has none, or too many."""
     if list(document_names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[DocumentFilePath] = []
     left_out: list[LeftOutFiles] = []
     for name in document_names:
         if not _is_folder_or_pattern(name):
+            if name != "-" and not os.path.lexists(name):
+                raise make_missing_document_error(name)
             sources.append(DocumentFilePath(name))
             continue
         found = find_readable_files(name)
@@ -130,6 +132,27 @@ def find_files(document_names: Sequence[str]) -> InputFiles:
         sources += [DocumentFilePath(file, name) for file in found.files if file not in known]
         left_out += rest
     return InputFiles(tuple(sources), tuple(left_out))
+
+
+def make_missing_document_error(path: str) -> DocumentError:
+    """Makes the error of a path at which there is nothing; its hint names a similar file."""
+    return DocumentError(f"there is no document {path}", _suggest_path(path))
+
+
+def _suggest_path(missing_path: str) -> str:
+    import difflib
+
+    if missing_path.startswith(("http://", "https://")):
+        return "documents are files: fetch the page first, and name the file"
+    folder, name = os.path.split(missing_path)
+    try:
+        others = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no folder {folder} either"
+    stems = {Path(other).stem: other for other in others}  # without endings, which many files share
+    for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
+        return f"did you mean {os.path.join(folder, stems[similar])}?"
+    return "check the path; it is relative to the current folder"
 
 
 def _is_folder_or_pattern(source: str) -> bool:

@@ -99,9 +99,10 @@ def test_a_pattern_follows_each_folder_once(tree: Path) -> None:
 
 def test_a_path_that_exists_is_itself(tree: Path) -> None:
     (tree / "a[1]*.md").write_text("odd")
-    assert expand(["a[1]*.md", "-", "missing.txt", "a\0*"]) == [
-        "a[1]*.md", "-", "missing.txt", "a\0*",
-    ]  # fmt: skip
+    assert expand(["a[1]*.md", "-"]) == ["a[1]*.md", "-"]
+    for missing in ("missing.txt", "a\0*"):
+        with pytest.raises(DocumentError, match="there is no document"):
+            expand(["a[1]*.md", missing])
 
 
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:

@@ -139,6 +139,7 @@ class AskCommandRun:
         self, document_names: Sequence[str], model: options.AnswerModelOptions, stack: ExitStack
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
+        files, library = find_files(document_names), Library()  # raises before torch is imported
         from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
         from esa_cli.models import find_model_folder
         from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
@@ -146,7 +147,6 @@ class AskCommandRun:
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
 
         opts, reporter = self.opts, self.reporter
-        files, library = find_files(document_names), Library()
         chosen = model.load_preset(later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)

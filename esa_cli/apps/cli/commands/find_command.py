@@ -147,11 +147,12 @@ def find(
 
     esa find book.txt "the white whale"
     """
+    opts.refuse_conflicting_options()
+    names, question = split_off_question(arguments, "find", documents_optional=opts.library)
+    inputs = find_files(names)  # raises before torch is imported
     from esa_cli.apps.cli.model_and_documents import DocumentOpener, LazyPassageFinder, open_model
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, make_preset_for_finding
 
-    opts.refuse_conflicting_options()
-    names, question = split_off_question(arguments, "find", documents_optional=opts.library)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = make_preset_for_finding(model.load_preset(), opts.is_word_search)
         check_adapter_and_finder_exist(chosen.answer)
@@ -164,7 +165,7 @@ def find(
             return stack.enter_context(opened)
 
         documents = DocumentOpener(
-            find_files(names), library, reporter, stack,
+            inputs, library, reporter, stack,
             limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_model, ingests_new=reads)
@@ -344,17 +345,18 @@ def collect(
 
     esa collect book.txt "How old is somebody?"
     """
+    opts.refuse_conflicting_options()
+    in_library = opts.library or asks_whole_library(arguments)
+    names, question = split_off_question(arguments, "collect", documents_optional=in_library)
+    files = find_files(names)  # raises before torch is imported
+    if opts.out is not None:
+        refuse_other_first_field(opts.out, FIRST)
     from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
     from esa_cli.qa.presets.cache_key import hash_text_answer_settings
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist
     from esa_cli.system.text import digest_text
 
-    opts.refuse_conflicting_options()
-    in_library = opts.library or asks_whole_library(arguments)
-    names, question = split_off_question(arguments, "collect", documents_optional=in_library)
-    if opts.out is not None:
-        refuse_other_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = model.load_preset().alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
@@ -363,7 +365,7 @@ def collect(
                 "either leave out --least, or leave out --model and --reader",
             )
         check_adapter_and_finder_exist(chosen.answer)
-        files, library, reader = find_files(names), Library(), model.choose_reader()
+        library, reader = Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
         documents = DocumentOpener(files, library, reporter, stack, in_library=in_library)
         esa = stack.enter_context(
