@@ -6,6 +6,7 @@ below. A table of two columns may as well have names on its left side."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 HEAD = "head"
@@ -30,14 +31,29 @@ def mark_heading_cells(root: Any) -> None:
 
 def has_names_above_numbers(rows: list[list[str]]) -> bool:
     """Returns True if the first of a table's rows has at least three different words, all rows have
-    as many cells, and some column has numbers in all rows below that are not empty."""
+    as many cells, and some column has numbers in all rows below that are not empty. Words have no
+    digits, but names as "From April 2023" or "2023" may, above other numbers."""
     names, below = rows[0] if rows else [], rows[1:]
     if len(names) < 3 or "" in names[1:] or len(set(names)) < len(names) or not below:
         return False
-    if any(map(_has_digit, names)) or any(len(row) != len(names) for row in below):
+    if any(len(row) != len(names) for row in below):
         return False
-    columns = ([cell for cell in column if cell] for column in zip(*below, strict=True))
+    columns = [[cell for cell in column if cell] for column in zip(*below, strict=True)]
+    named = [one for one in zip(names, columns, strict=True) if _has_digit(one[0])]
+    if not all(_is_name_above_numbers(name, cells) for name, cells in named):
+        return False
     return any(column and all(map(_has_digit, column)) for column in columns)
+
+
+def _is_name_above_numbers(name: str, cells: list[str]) -> bool:
+    """Whether a name with a digit is not as the cells below, which begin with a digit or a sign."""
+    if any(cell[0].isalpha() for cell in cells):
+        return False
+    return name[0].isalpha() or (_is_year(name) and not all(map(_is_year, cells)))
+
+
+def _is_year(text: str) -> bool:
+    return re.fullmatch(r"(?:19|20)\d\d", text) is not None
 
 
 def _has_digit(text: str) -> bool:

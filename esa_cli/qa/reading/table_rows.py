@@ -16,7 +16,7 @@ _HEADING = re.compile(
 )
 """Matches a heading of Markdown, or a short line between empty ones above a longer line; a passage
 may begin inside a heading, in which a sentence may end: `Chapter 2. Leave`."""
-_NEXT_CELL = re.compile(rf"; (?={CELL.pattern})")
+_NEXT_CELL = re.compile(rf"; (?={CELL.pattern})| \| ")
 
 
 def find_named_row(passage: str, question: str) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def find_named_row(passage: str, question: str) -> tuple[int, int]:
 
 
 def find_cell_ends(passage: str) -> list[int]:
-    """Returns the ascending offsets where a table's rows, named cells and headings end."""
+    """Returns the ascending offsets where a table's rows, cells and headings end."""
     rows = [span for span in find_sentence_spans(passage) if is_table_row(passage[slice(*span)])]
     cells = ([one.start() for one in _NEXT_CELL.finditer(passage, *row)] for row in rows)
     found = [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]

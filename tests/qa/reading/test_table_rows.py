@@ -10,6 +10,7 @@ import table_files
 
 from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
+from esa_cli.documents.readers.heading_cells import has_names_above_numbers
 from esa_cli.qa.reading.table_rows import find_cell_ends, find_named_row, skip_column_name
 
 SHEET = """The office pays its staff on the last day of a month.
@@ -56,6 +57,21 @@ def test_the_name_of_a_column_is_no_answer(quoted: str, value: str) -> None:
     assert skip_column_name(prose, 0, len(prose)) == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "are_names"),
+    [
+        ("Room | From April 2023 | From April 2024 | Included", True),
+        ("Room | 2023 | 2024 | Included", True),
+        ("Room | Price | Price next year | Included", True),
+        ("Hall | 800 | 850 | meals", False),  # a row without names above it
+        ("Flat 3 | 2023 | 2024 | meals", False),  # the cell below begins with letters as well
+    ],
+)
+def test_a_first_row_names_columns_of_numbers(first: str, are_names: bool) -> None:
+    rows = [first, "Flat 1 | 912 | 958 | meals", "Flat 2 | 964 | 1,015 | meals, laundry"]
+    assert has_names_above_numbers([row.split(" | ") for row in rows]) == are_names
+
+
 def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
     ends = [
         at
@@ -65,6 +81,7 @@ def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
     ]
     assert find_cell_ends(SHEET) == ends
     assert find_cell_ends("He came; she said: go.") == []
+    assert find_cell_ends("Old house | 912 | 958") == [9, 15, 21]
     assert find_cell_ends("Fish.\n## 2. Animals\nPets stay out; no #2 pencils.\n") == [19]
 
 
