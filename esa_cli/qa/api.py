@@ -301,6 +301,7 @@ class Esa(AbstractContextManager["Esa"]):
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
         from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.answering.passage_choice import is_quoted
+        from esa_cli.qa.answering.question_parts import split_question
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
@@ -310,6 +311,11 @@ class Esa(AbstractContextManager["Esa"]):
         started, first = time.perf_counter(), list[float]()
         asked_before = [turn.question for turn in history[-1:]]
         books = self._open_books(question, books, asked_before)
+        if self.spans is not None and self.reader is None:
+            parts = split_question(question)
+            if len(parts) > 1:
+                options = {"evidence": evidence, "thorough": thorough, "progress": progress}
+                return self._ask_parts(parts, books, history, on_text, options)
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -374,6 +380,25 @@ class Esa(AbstractContextManager["Esa"]):
             foreign_languages=tuple(finder.list_foreign_languages(cited)),
             missing_words=tuple(missing), names=tuple(names),
         )  # fmt: skip
+
+    def _ask_parts(
+        self, parts: Sequence[str], books: Sequence[Book], history: Sequence[Turn],
+        on_text: Callable[[str], None] | None, options: dict[str, Any],
+    ) -> Reply:  # fmt: skip
+        """Asks the parts of a question, each after the one before, and joins their answers."""
+        from esa_cli.qa.answering.question_parts import join_replies
+
+        replies, turns = list[Reply](), [*history]
+        weights: list[Tensor] = []
+        for part in parts:
+            replies.append(self.ask(part, books, history=turns, **options))
+            turns.append(Turn(part, part))  # what answers it is no part of the next question
+            weights.append(self._get_last_answer()[1])
+        self._last = self._get_last_answer()[0], sum(weights[1:], weights[0]) / len(weights)
+        reply = join_replies(parts, replies, options["evidence"])
+        if on_text is not None:
+            on_text(reply.text_with_certainty)
+        return reply
 
     def _answer_about_section(
         self, question: str, books: Sequence[Book], sampling: SamplingParams,

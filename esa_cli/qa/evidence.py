@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.qa.answering.passage_choice import choose_passages
-from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, mark_quotation
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, mark_quotations
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
@@ -98,7 +98,7 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> st
     is_certain = reply.found and reply.certainty != "perhaps"
     passages = choose_passages(reply, len(reply.evidence))
     listed = [
-        f'<li value="{number}"><blockquote dir="auto">{mark_quotation(one, reply.quotation)}'
+        f'<li value="{number}"><blockquote dir="auto">{mark_quotations(one, reply.quotations)}'
         f'</blockquote><a href="#passage-{number}">{escape(one.describe_place())}</a></li>'
         for number, one in passages
     ]

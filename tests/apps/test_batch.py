@@ -102,8 +102,8 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     first, second = rows(out)
     assert set(first) == {
         "id", "question", "documents", "answer", "found", "cut", "answered_from", "read",
-        "quotation", "sentences", "evidence", "tokens", "timing", "key", "certainty", "probability",
-        "missing_words", "foreign_languages",
+        "quotation", "quotations", "sentences", "evidence", "tokens", "timing", "key", "certainty",
+        "probability", "missing_words", "foreign_languages",
     }  # fmt: skip
     assert (first["id"], second["id"]) == ("x1", 2)
     assert first["documents"] == ["a.txt"]

@@ -16,7 +16,8 @@ from tiny_reader import save_tiny_reader
 from esa_cli import models
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
-from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Turn
+from esa_cli.qa.answering.question_parts import join_replies
+from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
 from esa_cli.qa.api import THOROUGH, Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets.preset import HEAD, load_preset
@@ -63,6 +64,43 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     assert reply.answer_tokens == len(f" {reply.text}")
     assert reply.question_tokens > len(QUESTION)
     assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
+
+
+def test_each_part_of_a_question_is_answered(asker: Esa) -> None:
+    story = f"{STORY}\n\nStarbuck keeps the logbook in the blue drawer.\n\n{FILLER}"
+    one, pieces = book(asker, story), list[str]()
+    who, where = "Who opens the northern gate?", "where is the logbook?"
+    first = asker.ask(who, one)
+    second = asker.ask(where, one, history=[Turn(who, who)])
+    reply = asker.ask(f"{who[:-1]}, and {where}", one, on_text=pieces.append)
+    assert reply.text == f"{first.text}; {second.text}"
+    assert reply.quotations == (first.quotation, second.quotation)
+    assert pieces == [reply.text_with_certainty]
+    heads = [first.evidence[0], second.evidence[0]]
+    assert {one.start for one in heads} <= {one.start for one in reply.evidence[:2]}
+    assert all(f"<mark>{part.text}" in reply._repr_html_() for part in (first, second))
+    shown = asker.heat_maps()[0].spans
+    assert any(at.start < head.end and head.start < at.end for at in shown for head in heads)
+
+
+@pytest.mark.parametrize(
+    ("certainties", "joined"),
+    [
+        (("answer", "answer"), ("answer", "Ann; Bob")),
+        (("answer", "perhaps"), ("perhaps", "Ann; Bob")),
+        (("answer", "nothing"), ("perhaps", 'Ann; Nothing found that answers "Who is old?"')),
+        (("nothing", "nothing"), ("nothing", "Ann")),
+    ],
+)
+def test_parts_are_as_certain_as_the_least_certain(
+    certainties: tuple[Certainty, Certainty], joined: tuple[str, str]
+) -> None:
+    replies = [
+        Reply(text, certainty=certainty, quotation=Quotation("a.txt", n, n + 3))
+        for n, (text, certainty) in enumerate(zip(("Ann", "Bob"), certainties, strict=True))
+    ]
+    reply = join_replies(["Who is young?", "Who is old?"], replies, 3)
+    assert (reply.certainty, reply.text) == joined
 
 
 def test_a_thorough_answer_is_that_of_more_passages(loaded: Any, tmp_path: Path) -> None:

@@ -283,8 +283,8 @@ class ChatCompletionMaker:
     def _select_reply_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
         names = (
-            "evidence", "found", "certainty", "answered_from", "read", "quotation", "sentences",
-            "missing_words", "foreign_languages",
+            "evidence", "found", "certainty", "answered_from", "read", "quotation", "quotations",
+            "sentences", "missing_words", "foreign_languages",
         )  # fmt: skip
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}
@@ -336,7 +336,8 @@ class StoppedText:
             return reply
         sentences = tuple(one for one in reply.sentences if one.end <= end)
         text = reply.text[:end]
-        return replace(reply, text=text, cut=False, quotation=None, sentences=sentences)
+        reply = replace(reply, quotation=None, further_quotations=())
+        return replace(reply, text=text, cut=False, sentences=sentences)
 
 
 def find_stop(text: str, sequences: Sequence[str]) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from esa_cli.qa.answering.reply import Quotation, Reply
+from esa_cli.qa.answering.reply import Quotation, Reply, locate_quotations
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.text import count_words_of_text
 
@@ -28,7 +28,7 @@ def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
     numbered = list(enumerate(reply.evidence, 1))
     cited = find_cited_numbers(reply)
     chosen = [one for one in numbered if one[0] in cited]
-    known = set[str]()
+    known, unshown = set[str](), list(reply.quotations)
     for number, passage in () if chosen else numbered:
         spans = find_sentence_spans(passage.text)
         # A mail that answers another one quotes it behind `>`.
@@ -40,7 +40,8 @@ def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
         if (quote := passage.quote) is not None:
             best = Quotation(passage.document, *quote)
             tells_more &= not any(is_quoted(one, best) for _, one in chosen)
-        if tells_more or (not chosen and is_quoted(passage, reply.quotation)):
+        if tells_more or locate_quotations(passage, unshown):
+            unshown = [one for one in unshown if not is_quoted(passage, one)]
             chosen.append((number, passage))
             known.update(sentences)
     return (chosen or numbered[:1])[:count]

@@ -4,7 +4,7 @@ questions and answers; this module does not import torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -116,7 +116,8 @@ class Reply:
         cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read;
             `section`: a whole chapter, section or document.
-        quotation: the place of the text in a document, if it is a quotation.
+        quotation: the place of the text in a document, if it is a quotation, or of the first one.
+        further_quotations: the others of a text that answers several parts of a question.
         read: whether all documents have a token index; else words alone found passages of some.
         foreign_languages: for which the default finder was not trained, of the document that is
             quoted or, without a quotation, of the documents of the passages.
@@ -135,6 +136,7 @@ class Reply:
     cut: bool = False
     answered_from: Literal["rows", "text", "section"] = "rows"
     quotation: Quotation | None = None
+    further_quotations: tuple[Quotation, ...] = ()
     read: bool = True
     certainty: Certainty | None = None
     probability: float | None = None
@@ -142,6 +144,11 @@ class Reply:
     sentences: tuple[CheckedSentence, ...] = ()
     missing_words: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+    @property
+    def quotations(self) -> tuple[Quotation, ...]:
+        """The places of all quotations in the text."""
+        return (*([self.quotation] if self.quotation else []), *self.further_quotations)
 
     @property
     def text_with_certainty(self) -> str:
@@ -197,7 +204,7 @@ class Reply:
         notes += ["The nearest passages:"] if self.evidence and not self.found else []
         style = 'dir="auto" style="white-space: pre-wrap"'
         items = [
-            f"<li><div {style}>{mark_quotation(one, self.quotation)}</div>"
+            f"<li><div {style}>{mark_quotations(one, self.quotations)}</div>"
             f"<small>{escape(one.describe_place())}</small></li>"
             for one in self.evidence
         ]
@@ -215,6 +222,7 @@ class Reply:
             "answered_from": self.answered_from,
             "read": self.read,
             "quotation": None if self.quotation is None else asdict(self.quotation),
+            "quotations": [asdict(one) for one in self.quotations],
             "sentences": [asdict(one) for one in self.sentences],
             "missing_words": list(self.missing_words),
             "foreign_languages": list(self.foreign_languages),
@@ -233,11 +241,23 @@ def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
     return [f"{document.name}: {part}" for document in documents for part in document.missing]
 
 
-def mark_quotation(passage: Passage, quotation: Quotation | None) -> str:
+def locate_quotations(passage: Passage, quotations: Iterable[Quotation]) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of a passage's text that are quoted, in order, where two
+    quotations overlap without the second one."""
+    end, found = 0, list[tuple[int, int]]()
+    for one in sorted(quotations, key=lambda one: one.start):
+        first = max(one.start - passage.start, 0)
+        last = min(one.end - passage.start, len(passage.text))
+        if one.document == passage.document and end <= first < last:
+            found.append((first, last))
+            end = last
+    return found
+
+
+def mark_quotations(passage: Passage, quotations: Iterable[Quotation]) -> str:
     """Returns the text of a passage as HTML, in which the quoted words are marked."""
-    text, first, last = passage.text, 0, 0
-    if quotation is not None and quotation.document == passage.document:
-        ends = quotation.start - passage.start, quotation.end - passage.start
-        first, last = (min(max(at, 0), len(text)) for at in ends)
-    quoted = f"<mark>{escape(text[first:last])}</mark>" if first < last else ""
-    return escape(text[:first]) + quoted + escape(text[max(first, last) :])
+    text, at, out = passage.text, 0, ""
+    for start, end in locate_quotations(passage, quotations):
+        out += f"{escape(text[at:start])}<mark>{escape(text[start:end])}</mark>"
+        at = end
+    return out + escape(text[at:])

@@ -62,7 +62,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
-        "quotation", "sentences", "reader", "read", "certainty", "probability",
+        "quotation", "quotations", "sentences", "reader", "read", "certainty", "probability",
         "missing_words", "foreign_languages", "cut",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}

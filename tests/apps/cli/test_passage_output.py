@@ -35,16 +35,17 @@ def make_passage(text: str, source: str = "notes.md", start: int = 0, **more: ob
 
 
 def print_lines(
-    passage: Passage, width: int, monkeypatch: pytest.MonkeyPatch, quoted: str = "", **more: bool
+    passage: Passage, width: int, monkeypatch: pytest.MonkeyPatch, *quoted: str, **more: bool
 ) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
     stream, is_terminal = io.StringIO(), width < passage_output.PIPE_WIDTH
     console = Console(
         file=stream, force_terminal=is_terminal, width=width, color_system=None, highlight=False
     )
-    start = passage.start + passage.text.index(quoted)
-    quotation = Quotation(passage.document, start, start + len(quoted)) if quoted else None
-    passage_output.print_passages([(1, passage)], quotation, console, **more)
+    starts = [passage.start + passage.text.index(words) for words in filter(None, quoted)]
+    spans = zip(starts, quoted, strict=True)
+    quotations = [Quotation(passage.document, at, at + len(words)) for at, words in spans]
+    passage_output.print_passages([(1, passage)], quotations, console, **more)
     return stream.getvalue().splitlines()
 
 
@@ -73,11 +74,11 @@ def test_the_place_is_a_link_where_a_terminal_can_show_it(
     console = terminal.make_rich_console(sys.stdout)
     for source in (str(path), "gone.txt"):
         path.write_text("x", "utf-8")
-        passage_output.print_passages([(1, make_passage("It rained.", source))], None, console)
+        passage_output.print_passages([(1, make_passage("It rained.", source))], (), console)
     links = re.findall("\x1b]8;[^;]*;([^\x1b]+)\x1b", sys.stdout.getvalue())
     assert [unquote(urlsplit(link).path) for link in links] == [str(path)]
     plain = terminal.make_rich_console(io.StringIO())
-    passage_output.print_passages([(1, make_passage("It rained.", str(path)))], None, plain)
+    passage_output.print_passages([(1, make_passage("It rained.", str(path)))], (), plain)
     assert "\x1b" not in plain.file.getvalue()
 
 

@@ -213,7 +213,7 @@ class DocumentChat:
             reply = record[-1][1]
             passages = choose_passages(reply, MAX_PASSAGES)
             console = terminal.make_rich_console(sys.stdout)
-            print_passages(passages, reply.quotation, console, is_whole=True)
+            print_passages(passages, reply.quotations, console, is_whole=True)
             print()
 
     def _save_conversation_as_markdown(self, file_name: str) -> None:

@@ -71,7 +71,7 @@ def _ask_and_check_answer(
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_in_style(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
-    print_passages(choose_passages(reply, 1), reply.quotation, make_rich_console(sys.stdout))
+    print_passages(choose_passages(reply, 1), reply.quotations, make_rich_console(sys.stdout))
     _print_in_style("")
     return right
 

@@ -271,7 +271,7 @@ def print_marked_passages(
         style = f"bold{passage_output.make_link_style(passage.source)}"
         heading = Text.assemble((place, style), ("  " + ", ".join(details), "dim"))
         passage_output.print_wrapped_text(console, heading, 0)
-        body = passage_output.format_passage_text(passage, None)
+        body = passage_output.format_passage_text(passage)
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         passage_output.print_wrapped_text(console, body, 2)

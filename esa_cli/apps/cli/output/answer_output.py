@@ -77,7 +77,7 @@ def print_answer_and_passages(
         sentence = " ".join(reply.text[one.start : one.end].split())
         reporter.warn(f"  ? {one.format_mark()} ({sentence})")
     has_numbers = bool(find_cited_numbers(reply))
-    print_passages(passages, reply.quotation, reporter.console, has_numbers=has_numbers)
+    print_passages(passages, reply.quotations, reporter.console, has_numbers=has_numbers)
     if comes_last:
         if reporter.live:
             reporter.warn("")

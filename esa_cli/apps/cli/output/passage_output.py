@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
 from esa_cli.documents.document import is_table_row
 from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
-from esa_cli.qa.answering.passage_choice import is_quoted
-from esa_cli.qa.answering.reply import Quotation
+from esa_cli.qa.answering.reply import Quotation, locate_quotations
 from esa_cli.qa.finding.passage import Passage
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ _ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s|[A-Z][\w-]*:\s")
 
 
 def print_passages(
-    passages: Sequence[tuple[int, Passage]], quotation: Quotation | None, console: Any, *,
+    passages: Sequence[tuple[int, Passage]], quotations: Sequence[Quotation], console: Any, *,
     has_numbers: bool = False, is_whole: bool = False,
 ) -> None:  # fmt: skip
-    """Prints passages on a rich console, each after an empty line, with the quotation in bold on a
+    """Prints passages on a rich console, each after an empty line, with quotations in bold on a
     terminal and between »marks« elsewhere, and their numbers if `has_numbers`. On a terminal long
     passages are printed whole only if `is_whole`."""
     from rich.text import Text
@@ -53,7 +52,7 @@ def print_passages(
         place = make_printable_line(passage.describe_place())
         style = f"cyan{make_link_style(passage.source)}"
         heading = Text(f"[{number}] {place}" if has_numbers else place, style)
-        body = format_passage_text(passage, quotation, "" if console.is_terminal else "»«")
+        body = format_passage_text(passage, quotations, "" if console.is_terminal else "»«")
         max_lines = MAX_LINES if console.is_terminal and not is_whole else None
         console.print()
         print_wrapped_text(console, heading, 2)
@@ -93,16 +92,16 @@ def wrap_text(text: Text, width: int, console: Any, max_lines: int | None = None
     return shown
 
 
-def format_passage_text(passage: Passage, quotation: Quotation | None, marks: str = "") -> Text:
-    """Formats the text of a passage with the quotation in bold, and between two `marks` if given.
+def format_passage_text(
+    passage: Passage, quotations: Sequence[Quotation] = (), marks: str = ""
+) -> Text:
+    """Formats the text of a passage with quotations in bold, and between two `marks` if given.
     The lines of code and tables are kept; other texts are wrapped anew."""
     from rich.text import Text
 
-    first = last = 0
-    if quotation is not None and is_quoted(passage, quotation):
-        first, last = quotation.start - passage.start, quotation.end - passage.start
     words, out = passage.text, Text()
-    last = min(last, len(words.rstrip()))
+    last = len(words.rstrip())
+    quoted = [(a, min(b, last)) for a, b in locate_quotations(passage, quotations)]
     kept_lines = _find_meaningful_lines(passage.source, words)
     longest = max(map(len, words.splitlines()), default=0)
     for token in _TOKEN.finditer(words):
@@ -112,15 +111,17 @@ def format_passage_text(passage: Passage, quotation: Quotation | None, marks: st
         if piece.isspace():
             keeps_lines = any(a <= start < b for a, b in kept_lines)
             piece = _choose_white_space(words, start, end, longest, keeps_lines, passage.start == 0)
-            out.append(piece, MARK if first < start and end < last else None)
+            is_marked = any(first < start and end < last for first, last in quoted)
+            out.append(piece, MARK if is_marked else None)
             continue
-        edges = sorted({start, end, *(at for at in (first, last) if start < at < end)})
+        edges = sorted({start, end, *(at for one in quoted for at in one if start < at < end)})
         for a, b in pairwise(edges):
-            is_marked = first <= a and b <= last and first < last
-            text = strip_control_chars(words[a:b])
-            if is_marked:
-                text = marks[:1] * (a == first) + text + marks[1:] * (b == last)
-            out.append(text, MARK if is_marked else None)
+            text, style = strip_control_chars(words[a:b]), None
+            for first, last in quoted:
+                if first <= a and b <= last:
+                    text = marks[:1] * (a == first) + text + marks[1:] * (b == last)
+                    style = MARK
+            out.append(text, style)
     return out
 
 

@@ -1,6 +1,6 @@
 // The conversation: the question box, answers as they come, and the passages they rest on.
 
-// Each has a question, answer, evidence, quotation, heat and elements; `isWhole` if not stopped.
+// Each has a question, answer, evidence, quotations, heat and elements; `isWhole` if not stopped.
 const turns = [];
 let running = null;
 const box = byId("question");
@@ -12,7 +12,7 @@ function newId() {
 
 // Asks a question with the answered turns among `earlier` as its history.
 async function ask(question, documents, earlier = turns.slice()) {
-  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], isWhole: false };
+  const turn = { question, answer: "", evidence: [], quotations: [], heat: [], isWhole: false };
   running = { turn, control: new AbortController() };
   turns.push(turn);
   addTurn(turn);
@@ -106,7 +106,7 @@ function showEvidence(turn) {
   const missing = turn.found === false || turn.certainty ? turn.missing_words || [] : [];
   if (missing.length) addNote(turn, `The documents asked never mention ${missing.slice(0, 3).map((word) => `"${word}"`).join(" or ")}.`);
   const languages = turn.certainty ? turn.foreign_languages || [] : [];
-  if (languages.length) addNote(turn, `${turn.quotation ? "The quoted document is" : "There are passages"} in ${languages.join(" and ")}; the finder was trained mostly on English.`);
+  if (languages.length) addNote(turn, `${turn.quotations.length ? "The quoted document is" : "There are passages"} in ${languages.join(" and ")}; the finder was trained mostly on English.`);
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, text);
   const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
@@ -132,20 +132,25 @@ function makePassage(turn, passage, number) {
     make("span", { class: "number" }, String(number + 1)),
     make("bdi", { class: "name" }, safeName(passage.document)),
     make("span", { class: "soft" }, placeOf(passage)));
-  const words = make("span", { class: "words", dir: "auto" }, ...quoteWords(turn.quotation, passage));
+  const words = make("span", { class: "words", dir: "auto" }, ...quoteWords(turn.quotations, passage));
   const button = make("button", { type: "button", class: "passage" }, head, words);
   button.addEventListener("click", () => openPassage(turn, number, button));
   return button;
 }
 
-// Returns the passage's text, with the answer marked where it is a quotation.
-function quoteWords(quotation, passage) {
+// Returns the passage's text, with the quotations of the answer marked.
+function quoteWords(quotations, passage) {
   const words = (start, end) => safeText(slice(passage.text, start, end).replace(/\s+/g, " "));
-  const isIn = quotation && quotation.document === passage.document && quotation.start >= passage.start && quotation.end <= passage.end;
-  if (!isIn) return [words(0)];
-  const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
-  const before = words(0, start);
-  return [before.length < 140 ? before : `… ${before.slice(-90).replace(/^\S*\s/, "")}`, make("mark", {}, words(start, end)), words(end)];
+  const parts = [];
+  let at = 0;
+  for (const one of quotations.filter((one) => one.document === passage.document).sort((a, b) => a.start - b.start)) {
+    const [start, end] = [one.start - passage.start, one.end - passage.start];
+    if (start < at || one.end > passage.end) continue;
+    const before = words(at, start);
+    parts.push(at || before.length < 140 ? before : `… ${before.slice(-90).replace(/^\S*\s/, "")}`, make("mark", {}, words(start, end)));
+    at = end;
+  }
+  return [...parts, words(at)];
 }
 
 function addActions(turn) {

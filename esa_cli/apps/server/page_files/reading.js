@@ -43,12 +43,12 @@ async function loadPiece(start) {
 }
 
 // Returns the piece's text as texts and elements, split where a shade of the heat map, a passage,
-// the quotation or a page begins or ends.
+// a quotation or a page begins or ends.
 function markPiece(piece) {
   const { turn, name } = shown;
   const inDocument = (spans) => spans.filter((one) => one && one.document === name);
   const passages = turn ? inDocument(turn.evidence) : [];
-  const quoted = turn ? inDocument([turn.quotation]) : [];
+  const quoted = turn ? inDocument(turn.quotations) : [];
   const heat = turn ? inDocument(turn.heat).flatMap((one) => one.spans) : [];
   const shades = heat.map(([start, end, level]) => ({ start, end, level })).filter((one) => one.start < piece.end && one.end > piece.start);
   const turned = piece.marks.filter((one, index) => one.page !== null && (index === 0 || one.page !== piece.marks[index - 1].page));

@@ -14,7 +14,7 @@ function listConversations() {
   return found.filter((one) => one && Array.isArray(one.turns)).sort((a, b) => b.time - a.time);
 }
 
-const FIELDS = ["question", "answer", "evidence", "quotation", "found", "certainty", "cut", "missing", "missing_words", "foreign_languages", "sentences"];
+const FIELDS = ["question", "answer", "evidence", "quotations", "found", "certainty", "cut", "missing", "missing_words", "foreign_languages", "sentences"];
 
 // Stores the answered turns of a conversation; the shades of heat maps are too large to be stored.
 function storeConversation(id, turns) {
