@@ -37,6 +37,7 @@ from esa_cli.qa.finding.words import (
     cannot_be_name,
     capitals_indicate_names,
     list_sentence_words,
+    locate_question_words,
     rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
@@ -358,6 +359,16 @@ class PassageFinder:
         fields = {"score": score, "probability": 1 / (1 + math.exp(min(-score, 700.0)))}
         return Passage.cut_from(document, window.start, window.end, **fields)
 
+    def place_at_words(self, passages: Sequence[Passage], question: str) -> list[Passage]:
+        """Returns passages with the places of the question's words, since a passage may begin with
+        the last lines of a page or chapter."""
+        documents = {one.name: one for one in self.documents}
+        out = list[Passage]()
+        for one in passages:
+            at = one.start + locate_question_words(one.text, question)
+            out.append(replace(one, **documents[one.document].place(at)._asdict()))
+        return out
+
 
 def _is_spaceless(text: str) -> bool:
     """Whether a text's script has no spaces between words."""
@@ -421,7 +432,9 @@ class PassageSearch:
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        return finder.find_passages(question, count, reduced=reduced)
+        return finder.place_at_words(
+            finder.find_passages(question, count, reduced=reduced), question
+        )
 
     @torch.inference_mode()
     def search_passages(
@@ -454,7 +467,7 @@ class PassageSearch:
             best = max((one.probability or 0.0 for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
         fitting = [one for one in found if (one.probability or 0.0) >= minimum]
-        return sorted(fitting, key=lambda one: -one.score)
+        return finder.place_at_words(sorted(fitting, key=lambda one: -one.score), question)
 
 
 class WordSearchResult(NamedTuple):
@@ -487,7 +500,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
             passages.append(finder.make_window_passage(at, scores))
-    return WordSearchResult(passages, most, len(wanted))
+    return WordSearchResult(finder.place_at_words(passages, query), most, len(wanted))
 
 
 def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
