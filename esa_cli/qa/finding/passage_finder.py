@@ -479,7 +479,8 @@ class WordSearchResult(NamedTuple):
 
 
 def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
-    """Returns passages with the most words of a query, each with a matching sentence of its own."""
+    """Returns passages with the most words of a query, each with a matching sentence of its own.
+    They have no probabilities, since a token index, which is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]
@@ -499,7 +500,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(finder.make_window_passage(at, scores))
+            passages.append(replace(finder.make_window_passage(at, scores), probability=None))
     return WordSearchResult(finder.place_at_words(passages, query), most, len(wanted))
 
 

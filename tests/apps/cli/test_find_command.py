@@ -156,6 +156,7 @@ def test_all_have_all_of_the_words_or_the_most_that_any_has(run: Esa) -> None:
     alone = run("find", "gate.txt", "Ahab", "--all", "--json").data
     assert most.data["passages"] == alone["passages"] != []
     assert "these passages have 1 of the 2 words" in most.err
+    assert "probability" not in run("find", "gate.txt", "Ahab", "--all").out
     none = run("find", "gate.txt", "zeppelin", "--files")
     assert (none.code, none.out) == (1, "")
 
