@@ -408,6 +408,10 @@ def collect(
             print(f"{count}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
             reporter.show_note(f"esa: {caveat}: see docs/answers.md")
+        if coverage.read and not places:
+            lower = "" if esa.reader else "a lower --least gives less sure ones; "
+            tries = f"{lower}`esa find --all` gives places with words"
+            reporter.show_note(f"esa: no place found; {tries}", dim=False)
     if not places:
         raise typer.Exit(NOT_FOUND)
 
