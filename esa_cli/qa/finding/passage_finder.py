@@ -4,6 +4,7 @@ A passage is a window of sentences, whose score is the log-odds that it answers 
 
 from __future__ import annotations
 
+import calendar
 import json
 import math
 import re
@@ -56,6 +57,7 @@ BY_WORDS = 8
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
 _YEAR = re.compile(r"\d{4,}")
+_DATES = frozenset((*calendar.month_name, *calendar.day_name))
 OTHER = 4.0
 """Subtracted from log-odds in other documents than those that a question names: a question about
 `the supply agreement` is rarely answered elsewhere."""
@@ -252,7 +254,8 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def list_names(self, question: str, is_usually_lowercase: Callable[[str], bool]) -> list[str]:
-        """Lists names after a question's first word, if capitals indicate names in documents."""
+        """Lists names after a question's first word, if capitals indicate names in documents; names
+        of English months and days, which other languages write small, are none."""
         if not self._has_names or question.isupper():
             return []
         return [
@@ -261,6 +264,7 @@ class PassageFinder:
             if any(
                 find_content_words(word, ENGLISH) and not cannot_be_name(word, is_usually_lowercase)
                 for word in CAPITALISED.findall(name[0])
+                if re.sub(r"['’]s$", "", word) not in _DATES
             )
         ]
 
