@@ -152,7 +152,7 @@ def _suggest_path(missing_path: str) -> str:
     stems = {Path(other).stem: other for other in others}  # without endings, which many files share
     for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
         return f"did you mean {os.path.join(folder, stems[similar])}?"
-    return "check the path; it is relative to the current folder"
+    return f"check the path; {os.path.abspath(folder)} has no such file"
 
 
 def _is_folder_or_pattern(source: str) -> bool:

@@ -117,7 +117,8 @@ def test_which_documents_are_meant(write: Write, tmp_path: Path) -> None:
     (tmp_path / "sub/own").mkdir(parents=True)
     for name in ("d.txt", "e.txt"):
         (tmp_path / "sub/own" / name).write_text(f"text {name}", "utf-8")
-    asked = [q("1", "own"), q("2", "own/[e]*.txt"), q("3", "*.none"), q("4", "../a.txt"), q("5")]
+    asked = [q("1", "own"), q("2", "own/[e]*.txt"), q("3", "*.none")]
+    asked += [{"question": "4", "documents": "../a.txt"}, q("5")]
     path = write(*asked, name="sub/q.jsonl")
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
@@ -126,6 +127,7 @@ def test_which_documents_are_meant(write: Write, tmp_path: Path) -> None:
         ["text d.txt", "text e.txt"], ["text e.txt"], ["text a"], ["text c"],
     ]  # fmt: skip
     assert "no file matches" in rows(out)[2]["error"]
+    assert rows(out)[2]["error"].endswith("relative to the folder of this file")
     assert [row["documents"] for row in rows(out)][-2:] == [["../a.txt"], ["c.txt"]]
     assert len(asker.ingested) == 4
 
@@ -136,7 +138,7 @@ BAD = [
     '{"documents": ["a.txt"]}',
     '{"question": "  ", "documents": ["a.txt"]}',
     '{"question": "x"}',
-    '{"question": "x", "documents": "a.txt"}',
+    '{"question": "x", "documents": ""}',
     '{"question": "x", "documents": []}',
     '{"question": "x", "documents": ["-"]}',
     '{"question": "\\ud800", "documents": ["a.txt"]}',

@@ -121,7 +121,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     write(tmp_path, b"x", "bin.txt")
     os.mkfifo(tmp_path / "pipe")
     assert refused(tmp_path / "reprot.txt").hint == f"did you mean {tmp_path / 'report.txt'}?"
-    assert "check the path" in refused(tmp_path / "missing.txt").hint, "an ending is no likeness"
+    unlike = refused(tmp_path / "missing.txt").hint
+    assert unlike == f"check the path; {tmp_path} has no such file", "an ending is no likeness"
     assert "no folder" in refused(tmp_path / "nowhere" / "x.txt").hint
     assert "fetch the page" in refused("https://example.com/a").hint
     assert refused("b" * 5000).message.count("b" * 5000) == 1

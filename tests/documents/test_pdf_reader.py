@@ -12,17 +12,17 @@ from esa_cli.documents.readers.pdf_reader import remove_running_heads, tidy_page
 
 def test_pdf_pages_and_bookmarks() -> None:
     data = make.pdf(
-        ["Cover", "Intro here\nOne small step", "", "more\nTwo  ways\nend", "last"],
+        ["Cover", "Intro here\nOne small step", "", "more\nTwo  ways\nend", "Last"],
         [("Intro", 1), ("One small", 1), ("Two ways", 3), ("Empty", 2)],
     )
     found = readers.extract_text(data, "a.pdf")
-    assert found.text == "Cover\n\nIntro here\nOne small step\n\nmore\nTwo ways\nend\n\nlast\n"
+    assert found.text == "Cover\n\nIntro here\nOne small step\n\nmore\nTwo ways\nend\n\nLast\n"
     assert at(found, "Cover") == (1, None)
     assert at(found, "Intro here") == (2, "Intro")
     assert at(found, "One small") == (2, "One small")
     assert at(found, "more") == (4, "Empty"), "its page has no text, so it begins on the next"
     assert at(found, "Two") == (4, "Two ways")
-    assert at(found, "last") == (5, "Two ways")
+    assert at(found, "Last") == (5, "Two ways")
     assert found.missing == (), "an empty page has nothing that could be missing"
 
 
@@ -76,14 +76,33 @@ def test_pdf_fields_that_are_filled_in() -> None:
     assert found.missing == ()
 
 
-def test_running_heads_are_left_out_but_for_the_first() -> None:
+def test_running_heads_are_left_out_but_for_the_first_and_feet_but_for_the_last() -> None:
     """A head that names the page's number; one that is alike on many pages; and no other line."""
     facts = [f"Invoice {n + 701}\nlamp {n}\nSum due {n * n + 90}" for n in range(12)]
     pages = [f"Rules of Ennick\n{fact}\npage {n + 1} of 16" for n, fact in enumerate(facts)]
     tidy = remove_running_heads(pages)
-    assert tidy[0] == pages[0]
-    assert tidy[1:] == facts[1:]
+    assert tidy[0] == f"Rules of Ennick\n{facts[0]}"
+    assert tidy[1:-1] == facts[1:-1]
+    assert tidy[-1] == f"{facts[-1]}\npage 12 of 16"
     assert remove_running_heads(facts) == facts
     assert remove_running_heads([f"{n + 1}\n{fact}" for n, fact in enumerate(facts)]) == facts
-    assert remove_running_heads(pages[:3]) == pages[:3]
     assert remove_running_heads(["5"] * 12) == ["5"] * 12
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_short_pdfs_lose_lines_that_are_surely_page_numbers_alone(count: int) -> None:
+    facts = [f"Lamp {n}\nstands in\nhall {n * n + 5}" for n in range(count)]
+    for foot in ("Lease, 52 Mill Road page {}", "Lease 7 | {} / {count}", "- {} -"):
+        feet = [foot.format(n + 1, count=count) for n in range(count)]
+        pages = [f"{fact}\n{foot}" for fact, foot in zip(facts, feet, strict=True)]
+        assert remove_running_heads(pages) == [*facts[:-1], pages[-1]]
+    assert remove_running_heads([f"{n + 1}\n{fact}" for n, fact in enumerate(facts)]) == facts
+    for line in ("Signed: Jo Quist", "Day {}", "Paid in {}", "See page 4", "12{}", "Flat 2"):
+        pages = [f"{fact}\n{line.format(n + 1)}" for n, fact in enumerate(facts)]
+        assert remove_running_heads(pages) == pages, line
+
+
+def test_a_sentence_runs_on_across_pdf_pages() -> None:
+    pages = ["Rules\nOne part is\npage 1", "divided by\nfour.\npage 2", "Bikes\nare kept\npage 3"]
+    text = readers.extract_text(make.pdf(pages), "a.pdf").text
+    assert text == "Rules\nOne part is\ndivided by\nfour.\n\nBikes\nare kept\npage 3\n"

@@ -284,6 +284,7 @@ def test_languages_for_which_the_default_was_not_trained_are_named(asker: Esa) -
     assert (english.foreign_languages, english.describe_foreign_languages()) == ((), "")
     reply = replace(english, quotation=None, foreign_languages=("German",))
     assert reply.describe_foreign_languages().startswith("There are passages in German;")
+    assert "`esa models suggest` names one" in reply.describe_foreign_languages()
     assert not replace(reply, certainty=None).describe_foreign_languages(), "a --reader wrote it"
     assert reply.to_json()["foreign_languages"] == ["German"]
 

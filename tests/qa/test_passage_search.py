@@ -19,6 +19,7 @@ from esa_cli.qa.finding.passage_finder import (
     Passage,
     PassageSearch,
     add_token_ranges,
+    find_passages_with_words,
 )
 from esa_cli.qa.presets.preset import load_preset
 
@@ -45,10 +46,11 @@ def test_a_passage_has_its_place() -> None:
     assert (best.document, best.source) == ("story.txt", "/notes/story.txt")
     assert GATE.strip() in best.text
     assert STORY[best.start : best.end] == best.text
-    line = STORY.count("\n", 0, best.start) + 1
-    starts_before = best.start < len(FILLER)
-    expected = (1, "Boats") if starts_before else (2, "Gates")
-    assert (best.page, best.chapter, best.line) == (*expected, line)
+    assert best.start < len(FILLER), "the passage begins in the chapter before"
+    assert (best.page, best.chapter, best.line) == (2, "Gates", 3)
+    read = PassageSearch().find_passages_to_read(QUESTION, placed, 1)[0]
+    by_words = find_passages_with_words("Ahab opens the gate", placed).passages[0]
+    assert [(one.page, one.chapter) for one in (read, by_words)] == [(2, "Gates")] * 2
 
 
 def test_scores_are_log_odds_best_first() -> None:

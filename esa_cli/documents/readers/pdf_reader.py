@@ -25,6 +25,10 @@ _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
 _MAX_UNKNOWN = 0.3
 _NO_TITLE = re.compile(r"(?i)^(?:microsoft|untitled|powerpoint|slide \d)|\.\w{2,4}$")
 """The title in the metadata of a PDF that a program has made up, as titles of one word may be."""
+_PAGE_NUMBER = re.compile(
+    r"(?i)(?<!\w)(?:page|pg|p|seite|blatt|p[aá]g(?:ina)?|sida|side|strona|strana|第)\W{0,2}#|^\W{0,3}#\W{0,3}$"
+)
+"""Matches a line that says that # is the page's number."""
 _MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
 
@@ -112,17 +116,25 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
 
 def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
     """Removes the first and last lines that a third of the pages share but for the page's number,
-    except from the first page, unless it is only a number."""
+    at least four pages, or two if a number is surely the page's. The first head and the last foot
+    of a kind stay, since they part no sentence, unless they are only a number."""
     out = [page.split("\n") for page in page_texts]
-    for edge in (0, -1):
+    for edge, step in ((0, 1), (-1, -1)):
         shared = [_list_forms_of_head(lines[edge], index) for index, lines in enumerate(out)]
         counts = Counter(form for forms in shared for form in forms)
-        seen = {form for form in counts if form[0] == "#"}
-        for lines, forms in zip(out, shared, strict=True):
-            common = {form for form in forms if counts[form] >= max(4, len(out) / 3)}
-            if len(lines) > 2 and common & seen:
+        of_count = re.compile(rf"# ?(?:/|\w+) ?{len(out)}(?!\d)")  # "1 of 3"
+        common = set[tuple[str, int]]()
+        for (rest, offset), count in counts.items():
+            is_page = _PAGE_NUMBER.search(rest) or of_count.search(rest)
+            least = 2 if is_page and -_MAX_FRONT_MATTER <= offset <= 1 else 4
+            if count >= max(least, len(out) / 3):
+                common.add((rest, offset))
+        seen = {form for form in common if form[0] == "#"}
+        for lines, forms in [*zip(out, shared, strict=True)][::step]:
+            forms &= common
+            if len(lines) > 2 and forms & seen:
                 del lines[edge]
-            seen |= common
+            seen |= forms
     return ["\n".join(lines) for lines in out]
 
 
@@ -153,7 +165,8 @@ def _join_page_texts(
     page_texts: Sequence[str], bookmarks: Mapping[int, Sequence[tuple[str, int]]],
     missing: Sequence[str], document_title: str | None,
 ) -> ExtractedText:  # fmt: skip
-    """Joins the texts of PDF pages by empty lines; a chapter begins at its title, or its page."""
+    """Joins the texts of PDF pages by empty lines, or within a sentence by a line's end; a chapter
+    begins at its title, or its page."""
     marks, parts, start = list[Mark](), list[str](), 0
     chapter: tuple[str | None, int | None] = (None, None)
     for index, page in enumerate(page_texts):
@@ -169,7 +182,9 @@ def _join_page_texts(
             marks.append(Mark(start, index + 1, *chapter, document_title))
             for at, chapter in chapters.items():
                 marks.append(Mark(start + at, index + 1, *chapter, document_title))
-            parts.append(page + "\n\n")
+            runs_on = page[-1].islower() or page[-1] == ","
+            runs_on = runs_on and "".join(page_texts[index + 1 : index + 2])[:1].islower()
+            parts.append(page + ("\n" if runs_on else "\n\n"))
             start += len(parts[-1])
         elif chapters:
             chapter = [*chapters.values()][-1]

@@ -177,7 +177,7 @@ class Reply:
         what = "There are passages" if self.quotation is None else "The quoted document is"
         return (
             f"{what} in {' and '.join(self.foreign_languages)}; the finder was trained mostly on "
-            "English: another --finder and --reader may answer better."
+            "English: a --reader may answer better, and `esa models suggest` names one."
         )
 
     @property

@@ -18,8 +18,8 @@ class Passage:
     """Characters [start, end) of a document, with the passage's page, line, chapter and scores.
 
     Args:
-        document, source: its name and path. page, line: of an answer's quotation or the beginning;
-            the line is the row in a CSV table or workbook.
+        document, source: its name and path. page, line: of an answer's quotation, of the words that
+            a search looked for, or of the beginning; of a CSV table or workbook the row.
         title, link: of the document, or of the item in a collection.
         score: in a search, the log-odds that the passage answers; after reading, that `quote` does.
         weight: the share of all attention, or of the scores of all passages, of an answer.

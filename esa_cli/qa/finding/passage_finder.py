@@ -4,6 +4,7 @@ A passage is a window of sentences, whose score is the log-odds that it answers 
 
 from __future__ import annotations
 
+import calendar
 import json
 import math
 import re
@@ -37,6 +38,7 @@ from esa_cli.qa.finding.words import (
     cannot_be_name,
     capitals_indicate_names,
     list_sentence_words,
+    locate_question_words,
     rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
@@ -55,6 +57,7 @@ BY_WORDS = 8
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
 _YEAR = re.compile(r"\d{4,}")
+_DATES = frozenset((*calendar.month_name, *calendar.day_name))
 OTHER = 4.0
 """Subtracted from log-odds in other documents than those that a question names: a question about
 `the supply agreement` is rarely answered elsewhere."""
@@ -251,7 +254,8 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def list_names(self, question: str, is_usually_lowercase: Callable[[str], bool]) -> list[str]:
-        """Lists names after a question's first word, if capitals indicate names in documents."""
+        """Lists names after a question's first word, if capitals indicate names in documents; names
+        of English months and days, which other languages write small, are none."""
         if not self._has_names or question.isupper():
             return []
         return [
@@ -260,6 +264,7 @@ class PassageFinder:
             if any(
                 find_content_words(word, ENGLISH) and not cannot_be_name(word, is_usually_lowercase)
                 for word in CAPITALISED.findall(name[0])
+                if re.sub(r"['’]s$", "", word) not in _DATES
             )
         ]
 
@@ -358,6 +363,16 @@ class PassageFinder:
         fields = {"score": score, "probability": 1 / (1 + math.exp(min(-score, 700.0)))}
         return Passage.cut_from(document, window.start, window.end, **fields)
 
+    def place_at_words(self, passages: Sequence[Passage], question: str) -> list[Passage]:
+        """Returns passages with the places of the question's words, since a passage may begin with
+        the last lines of a page or chapter."""
+        documents = {one.name: one for one in self.documents}
+        out = list[Passage]()
+        for one in passages:
+            at = one.start + locate_question_words(one.text, question)
+            out.append(replace(one, **documents[one.document].place(at)._asdict()))
+        return out
+
 
 def _is_spaceless(text: str) -> bool:
     """Whether a text's script has no spaces between words."""
@@ -421,7 +436,9 @@ class PassageSearch:
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        return finder.find_passages(question, count, reduced=reduced)
+        return finder.place_at_words(
+            finder.find_passages(question, count, reduced=reduced), question
+        )
 
     @torch.inference_mode()
     def search_passages(
@@ -454,7 +471,7 @@ class PassageSearch:
             best = max((one.probability or 0.0 for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
         fitting = [one for one in found if (one.probability or 0.0) >= minimum]
-        return sorted(fitting, key=lambda one: -one.score)
+        return finder.place_at_words(sorted(fitting, key=lambda one: -one.score), question)
 
 
 class WordSearchResult(NamedTuple):
@@ -466,7 +483,8 @@ class WordSearchResult(NamedTuple):
 
 
 def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
-    """Returns passages with the most words of a query, each with a matching sentence of its own."""
+    """Returns passages with the most words of a query, each with a matching sentence of its own.
+    They have no probabilities, since a token index, which is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]
@@ -486,8 +504,8 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(finder.make_window_passage(at, scores))
-    return WordSearchResult(passages, most, len(wanted))
+            passages.append(replace(finder.make_window_passage(at, scores), probability=None))
+    return WordSearchResult(finder.place_at_words(passages, query), most, len(wanted))
 
 
 def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:

@@ -333,6 +333,16 @@ def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
     return list(dict.fromkeys((start, end) for start, end, stem in located if stem in wanted))
 
 
+def locate_question_words(text: str, question: str) -> int:
+    """Returns where a question's words begin in the sentence of a text that has the most, or 0."""
+    words = [start for start, _ in find_shared_words(text, question)]
+    having = {
+        span: sum(span[0] <= at < span[1] for at in words) for span in find_sentence_spans(text)
+    }
+    first, _ = max(having, key=lambda span: having[span], default=(0, 0))
+    return next((at for at in words if at >= first), 0)
+
+
 NAME = re.compile(r"(?<=[^.?!\s] )[A-Z][\w'’-]*(?:(?: (?:of|the|de|von|van) | )[A-Z][\w'’-]*)*")
 CAPITALISED = re.compile(r"[A-Z][\w'’-]*")
 TITLES = frozenset(

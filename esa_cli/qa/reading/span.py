@@ -48,7 +48,12 @@ from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
 from esa_cli.qa.presets.preset import COMBINATION, FIELDS, HEAD, Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import Reader, SamplingParams, ignore_text
-from esa_cli.qa.reading.table_rows import find_cell_ends, find_named_row, skip_column_name
+from esa_cli.qa.reading.table_rows import (
+    find_cell_ends,
+    find_named_row,
+    find_other_cells,
+    skip_column_name,
+)
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import SPACELESS_CHARACTER
 
@@ -378,7 +383,7 @@ class PassageReader:
             for group in iterate_groups(order):
                 states = self.compute_states([prompts[n].ids for n in group])
                 for n, rows in zip(group, states, strict=True):
-                    out[n] = self._find_answer(passages[n], prompts[n], rows)
+                    out[n] = self._find_answer(question, passages[n], prompts[n], rows)
                 progress(len(out), len(prompts))
         return [out[n] for n in range(len(prompts))]
 
@@ -397,7 +402,9 @@ class PassageReader:
         layers = len(self.model.base_model.layers)
         return compute_hidden_states(self.model, ids, layers, lengths)
 
-    def _find_answer(self, passage: str, prompt: EncodedPrompt, states: Tensor) -> PassageReading:
+    def _find_answer(
+        self, question: str, passage: str, prompt: EncodedPrompt, states: Tensor
+    ) -> PassageReading:
         """Returns the log-odds and the span of a passage by the hidden states (T, H)."""
         assert self._head is not None, "the adapter has a head"
         head, end = self._head, prompt.first + len(prompt.offsets)
@@ -409,7 +416,11 @@ class PassageReader:
         starts, ends = logits.T.cpu()
         places = _map_collapsed_offsets(passage)
         cells = [bisect_left(places, end) for end in find_cell_ends(passage)]
-        span = find_most_probable_span(collapsed, starts, ends, prompt.offsets, cells)
+        others = [
+            (bisect_left(places, a), bisect_left(places, b))
+            for a, b in find_other_cells(passage, question)
+        ]
+        span = find_most_probable_span(collapsed, starts, ends, prompt.offsets, cells, others)
         if span is not None:
             end = places[span.end - 1] + 1
             start = skip_column_name(passage, places[span.start], end)
@@ -419,17 +430,20 @@ class PassageReader:
 
 def find_most_probable_span(
     passage: str, start_logits: Tensor, end_logits: Tensor, offsets: Sequence[tuple[int, int]],
-    cell_ends: Sequence[int] = (),
+    cell_ends: Sequence[int] = (), other_cells: Sequence[tuple[int, int]] = (),
 ) -> Span | None:  # fmt: skip
     """Finds the span of a passage, with collapsed spaces, that starts and ends at words and has the
     highest product of the probabilities of its first and its last token. Returns None for a passage
     without words. The logits (n,) and the `offsets` are of the passage's n tokens. No span goes
-    beyond the next one of the `cell_ends`, or out of a speech."""
+    beyond the next one of the `cell_ends`, or out of a speech, or starts in `other_cells`."""
     words = WordBoundaries(passage)
     starts = [start + (passage[start:end][:1] == " ") for start, end in offsets]
     ends = [end for _, end in offsets]
     pairs = zip(starts, ends, strict=True)
-    can_start = torch.tensor([a < b and words.can_start_span(a) for a, b in pairs]).bool()
+    can_start = torch.tensor([
+        a < b and words.can_start_span(a) and not any(x <= a < y for x, y in other_cells)
+        for a, b in pairs
+    ]).bool()  # fmt: skip
     can_end = torch.tensor([passage[b - 1] != " " and words.can_end_span(b) for b in ends]).bool()
     stops = [words.find_last_end(start, cell_ends) for start in starts]
     within = torch.tensor(ends) <= torch.tensor(stops)[:, None]

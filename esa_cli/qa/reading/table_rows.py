@@ -1,10 +1,13 @@
-"""The cells of a table in a passage, of which a quotation is in one, and the row that a question
-names by more words than all others; readers read it alone, or they may quote from the next row."""
+"""The cells of a table in a passage, of which a quotation is in one; the row that a question names
+by more words than all others, which readers read alone, or they may quote from the next row; and
+the cells of a column that a question names, or they may quote from the next column."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Set
+from itertools import pairwise
 
 from esa_cli.documents.document import CELL, is_table_row
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
@@ -16,6 +19,8 @@ _HEADING = re.compile(
 )
 """Matches a heading of Markdown, or a short line between empty ones above a longer line; a passage
 may begin inside a heading, in which a sentence may end: `Chapter 2. Leave`."""
+_NAME = re.compile(r"(?<=[\s(\"'„“«])(?:[^\W\d_a-zß-öø-ÿ]\w+|\d+)")
+"""Matches a capitalised word or a number behind the first word of a question."""
 _NEXT_CELL = re.compile(rf"; (?={CELL.pattern})| \| ")
 
 
@@ -40,6 +45,27 @@ def find_cell_ends(passage: str) -> list[int]:
     cells = ([one.start() for one in _NEXT_CELL.finditer(passage, *row)] for row in rows)
     found = [end for row, ends in zip(rows, cells, strict=True) for end in (*ends, row[1])]
     return sorted({*found, *(one.end() for one in _HEADING.finditer(passage))})
+
+
+def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
+    """Returns the characters [start, end) of the cells of each row in which the answer is not, as
+    the question has more names and numbers of another column: "at Delft" of `Delft: 4`. A cell
+    whose value the question has is no answer to it, and so names no column."""
+    names = {name.lower() for name in _NAME.findall(question)}
+    others = list[tuple[int, int]]()
+    for start, end in find_sentence_spans(passage) if names else ():
+        if is_table_row(passage[start:end]):
+            ends = [one.start() for one in _NEXT_CELL.finditer(passage, start, end)]
+            cells = list(pairwise([start, *ends, end]))
+            counts = [_count_names_of_column(passage[slice(*cell)], names) for cell in cells]
+            others += [c for c, count in zip(cells, counts, strict=True) if count < max(counts)]
+    return others
+
+
+def _count_names_of_column(cell: str, names: Set[str]) -> int:
+    name, _, value = cell.lstrip("; ").partition(": ")
+    in_name, in_value = (names & {*re.findall(r"\w+", part.lower())} for part in (name, value))
+    return 0 if not value or in_value else len(in_name)
 
 
 def skip_column_name(passage: str, start: int, end: int) -> int:

@@ -134,6 +134,13 @@ def test_an_uncertain_answer_is_marked(esa: Esa, note: str) -> None:
     assert f"»{data['answer']}«" in result.err
 
 
+@pytest.mark.parametrize("question", ["List all gates.", "Nenne alle Tore", "What does he list?"])
+def test_a_request_for_a_list_names_collect(esa: Esa, note: str, question: str) -> None:
+    asks_for_list = "he" not in question.split()
+    said = esa("ask", note, question, *TINY, *FROM_TEXT).err
+    assert ("`esa collect` looks for every place." in said) == asks_for_list
+
+
 def test_a_thorough_answer_shows_its_progress_on_a_terminal_and_stops_at_ctrl_c(
     esa: Esa, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

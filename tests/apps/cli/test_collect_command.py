@@ -77,6 +77,8 @@ def test_distinct_and_count(run: Esa) -> None:
 def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     done = run("collect", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out, done.err) == (1, "", "")
+    said = run("collect", "story.txt", QUESTION, "--least", "100").err
+    assert said.splitlines()[-1].startswith("esa: no place found; a lower --least gives")
     done = run("collect", "--count", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out[:22]) == (1, "0 places, 0 distinct (")
 

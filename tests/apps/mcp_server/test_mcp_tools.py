@@ -50,7 +50,7 @@ def test_passages_have_places_that_can_be_shown(
     found = call(tools, "find", query="the key of the northern gate", limit=2)
     best = found.structured_content["passages"][0]
     assert "Captain Ahab" in best["text"]
-    assert (best["document"], best["id"], best["line"]) == ("gate.txt", gate, 1)
+    assert (best["document"], best["id"], best["line"]) == ("gate.txt", gate, 3)
     assert os.path.basename(best["file"]) == "gate.txt"
     assert json.loads(text_of(found)) == found.structured_content
     shown = call(tools, "show", document=gate, offset=best["start"], before=0, after=20)

@@ -222,6 +222,7 @@ def test_names_in_a_question() -> None:
         "How old is Peter Coffin's wife, whom I met on Nantucket?": ["Peter Coffin", "Nantucket"],
         "Ahab went where, and who was the king, or the CEO?": [],
         "HOW OLD IS AHAB?": [],
+        "Who spoke to the March Hare on Monday, in March, or in June's last week?": ["March Hare"],
     }
     for question, names in wanted.items():
         assert PassageFinder([book(TEXT)]).list_names(question, small_word) == names, question

@@ -4,6 +4,7 @@ Errors that can be found without the model are reported before the model is load
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -43,6 +44,11 @@ Arguments = Annotated[
 Top = Annotated[
     int | None, option("--top N", "Passages to show below the answer; by default 3.", min=0, max=50)
 ]
+
+_LIST_REQUEST = re.compile(
+    r"(?i)\W*(?:please )?(?:list (?:all|every|each|the)|(?:name|give me) (?:all|every|each)"
+    r"|(?:nenne?|zähle|liste) (?:\w+ )?all|liste[rz]? (?:tou|le)|énumère|enumera|nombra tod)"
+)
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,8 @@ class AskCommandRun:
             notes = list[str]()
             if reply.answered_from == "section" and self.esa.reader is None:
                 notes.append("--reader MODEL writes a summary of the whole text.")
+            elif _LIST_REQUEST.match(self.question):
+                notes.append("`esa collect` looks for every place.")
             self._print_answer(reply, notes, is_printed=streams)
         return reply
 

@@ -185,7 +185,8 @@ def read_questions_file(
                 try:
                     files = find_files_of_documents(names)
                 except DocumentError as error:
-                    files, fault = InputFiles(), error.message
+                    files = InputFiles()
+                    fault = f"{error.message}; paths are relative to the folder of this file"
             asked = [text, names, row.get("id"), answer_settings]
         # The key of `AnswersFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in files.paths]]
@@ -207,6 +208,8 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
     if not isinstance(row, dict):
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
+    if isinstance(names, str):
+        row["documents"] = names = [names]
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
@@ -219,7 +222,7 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         and names
         and all(isinstance(name, str) and name not in ("", "-") for name in names)
     ):
-        fault = '"documents" must be a list of paths'
+        fault = '"documents" must be a path or a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
     else:

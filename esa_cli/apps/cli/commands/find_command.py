@@ -263,8 +263,8 @@ def print_marked_passages(
             continue
         printed |= counts.keys()
         details = [f"characters {passage.start}-{passage.end}"] * is_verbose
-        probability = f"{passage.probability or 0.0:.2f}"
-        details += [f"probability {probability}"] * (is_verbose or probability != "0.00")
+        if passage.probability is not None and (is_verbose or passage.probability >= 0.005):
+            details.append(f"probability {passage.probability:.2f}")
         path = format_path_unless_stdin(passage.document, passage.source)
         place = terminal.make_printable_line(passage.describe_place(path))
         console.print("\n" * bool(number), end="")
@@ -408,6 +408,10 @@ def collect(
             print(f"{count}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
             reporter.show_note(f"esa: {caveat}: see docs/answers.md")
+        if coverage.read and not places:
+            lower = "" if esa.reader else "a lower --least gives less sure ones; "
+            tries = f"{lower}`esa find --all` gives places with words"
+            reporter.show_note(f"esa: no place found; {tries}", dim=False)
     if not places:
         raise typer.Exit(NOT_FOUND)
 

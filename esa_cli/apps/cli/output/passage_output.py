@@ -37,6 +37,7 @@ _CODE = re.compile(
 )
 _ITEM = re.compile(r"[-*+•#|]+\s|\(?\w{1,2}[.)]\s|[A-Z][\w-]*:\s")
 """Matches what begins a line of its own: an item of a list, or a field such as `To: Bob`."""
+_MAIL_HEAD = re.compile(r"(?:(?:From|To|Cc|Date|Subject): .*\n)+")
 
 
 def print_passages(
@@ -96,7 +97,7 @@ def format_passage_text(
     passage: Passage, quotations: Sequence[Quotation] = (), marks: str = ""
 ) -> Text:
     """Formats the text of a passage with quotations in bold, and between two `marks` if given.
-    The lines of code and tables are kept; other texts are wrapped anew."""
+    Lines of code and tables are kept; other texts are wrapped anew, the head of a mail as one."""
     from rich.text import Text
 
     words, out = passage.text, Text()
@@ -104,6 +105,8 @@ def format_passage_text(
     quoted = [(a, min(b, last)) for a, b in locate_quotations(passage, quotations)]
     kept_lines = _find_meaningful_lines(passage.source, words)
     longest = max(map(len, words.splitlines()), default=0)
+    is_mail = choose_reader(b"", passage.source) is BUILT_IN["mail"]
+    head = _MAIL_HEAD.match(words) if is_mail else None
     for token in _TOKEN.finditer(words):
         start, end, piece = token.start(), token.end(), token[0]
         if piece.isspace() and (start == 0 or end == len(words)):
@@ -111,6 +114,8 @@ def format_passage_text(
         if piece.isspace():
             keeps_lines = any(a <= start < b for a, b in kept_lines)
             piece = _choose_white_space(words, start, end, longest, keeps_lines, passage.start == 0)
+            if head and end < head.end() and "\n" in piece:
+                piece = "; "
             is_marked = any(first < start and end < last for first, last in quoted)
             out.append(piece, MARK if is_marked else None)
             continue
