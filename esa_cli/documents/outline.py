@@ -192,8 +192,9 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
     for _, one in sorted(by_start.items()):
         if one.number == "?":
             one = one._replace(number=str(last.get(one.kind, 0) + 1))
-        if not (headings and one.kind and one.number and headings[-1][2:4] == one[2:4]):
-            headings.append(one)  # else it is the head of another page
+        before = headings[-1] if headings and one.number else None
+        if before is None or before[2:4] != one[2:4] or not (one.kind or before.title == one.title):
+            headings.append(one)  # else it is the head of another page, or a line of a marked one
         if one.number.isdecimal():
             last[one.kind] = int(one.number)
     out, later = list[Section](), list[Section]()

@@ -298,6 +298,12 @@ def test_sections_are_inside_each_other_as_their_headings(name: str) -> None:
     assert (asked.title, asked.end) == ("Nets", found[3].start)
 
 
+def test_numbered_headings_of_markdown_come_once() -> None:
+    heads = ["1 Sites", "1.1 Why", "1.2 Where", "1.3 When", "2 Methods"]
+    text = "".join(f"{'#' * one.index(' ')} {one}\n\n{prose(1)}\n\n" for one in heads)
+    assert [one.heading for one in find_sections(read(text, "book.md"))] == heads
+
+
 def test_numbers_count_where_levels_are_all_the_same() -> None:
     numbers = ["1", "1.1", "2", "2.1", "2.2", "3"]
     page = "".join(
