@@ -55,6 +55,8 @@ _AFTER_OBJECT = re.compile(
     r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
 )
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
+_ABOUT = re.compile("(?:about|on|concerning|uber|zu[mr]?|sur|concernant|sobre|acerca del?) ")
+"""Matches what stands in a folded request between `section` and words of its title."""
 _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
@@ -130,7 +132,8 @@ def find_named_sections(
     question: str, wanted: str, sections: Sequence[Section], names: str = ""
 ) -> list[Section]:
     """Returns the sections that a question names by number, as in `chapter 3 of book 2`, or by
-    title: `wanted`, folded. Words in `names`, as of files, do not matter."""
+    title: `wanted`, folded, which may have words of it, as in `section about limits`. Words in
+    `names`, as of files, do not matter."""
     sections = [one for one in sections if not one.is_contents]
     references = sorted(_iterate_references(question), key=lambda one: _LEVELS[one[0]])
     known = {*KINDS, *_LINKS, *_LAST, *fold(names).split()}
@@ -154,6 +157,11 @@ def find_named_sections(
         return found
     kind_word, _, title = wanted.partition(" ")
     named = kind_word in KINDS and bool(title)
+    link = _ABOUT.match(title) if named else None
+    if link and (about := {*title[link.end() :].split()} - _LINKS):
+        titles = [({*fold(one.title).split()} - _LINKS, one) for one in sections]
+        exact = [one for words, one in titles if words == about]
+        return exact or [one for words, one in titles if words > about]
     title = _ARTICLE.sub("", title if named else wanted)
     return [
         one

@@ -63,6 +63,11 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
         ("Summarise The Grey Boat", "CHAPTER III"),
         ("Explain the chapter Ahab", "CHAPTER II."),
         ("Give me a short summary of part of book one", "BOOK ONE"),
+        ("Give me a summary of the part on the boat", "CHAPTER III. The Grey Boat"),
+        ("What does the section about Ahab say?", "CHAPTER II."),
+        ("Fasse das Kapitel über Ahab zusammen", "CHAPTER II."),
+        ("Que dit le chapitre sur Ahab ?", "CHAPTER II."),
+        ("Resume el capítulo sobre Ahab", "CHAPTER II."),
         ("Fasse das zweite Kapitel zusammen", "CHAPTER II."),
         ("Que se passe-t-il dans le chapitre 2 ?", "CHAPTER II."),
         ("¿Qué pasa en el capítulo II?", "CHAPTER II."),
@@ -83,6 +88,7 @@ def test_which_section_is_asked_for(question: str, beginning: str) -> None:
         "Describe Ahab", "Explain the grey boat", "What does the keeper say?", "Who is Ishmael?",
         "Summarise chapter 9", "What does the keeper find in chapter 3?", "Summarise the keeper",
         "What does chapter 3 say about lamps?", "Explain what the keeper does in chapter 3",
+        "Summarise the chapter about the black boat",
     ],
 )  # fmt: skip
 def test_other_questions_are_searched(question: str) -> None:
