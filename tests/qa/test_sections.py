@@ -13,7 +13,7 @@ import torch
 from esa_cli.documents.document import Document
 from esa_cli.documents.outline import Section, find_sections
 from esa_cli.errors import ReaderError
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
@@ -26,6 +26,7 @@ from esa_cli.qa.finding.passage_finder import (
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
 from esa_cli.qa.sections import (
     AskedSection,
+    describe_missing_section,
     find_asked_section,
     find_central_sentences,
     quote_section,
@@ -56,6 +57,7 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
             "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa",
         ),
         ("please summarize chapter iii in two sentences", "CHAPTER III"),
+        ("Summarise chapter 3 in one paragraph.", "CHAPTER III"),
         ("Summarise book 2, chapter 1.", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
         ("Describe chapter one of the second book", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
         ("What does chapter 2 say?", "CHAPTER II. Ahab"),
@@ -114,6 +116,26 @@ def test_words_for_a_section_mean_its_number(heading: str, length: int) -> None:
         assert asked is not None, question
         assert asked.section.start == start
     assert find_asked_section("What does § 9 say?", [document(text)]) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "missing"),
+    [
+        ("Summarise chapter 99", "chapter 99"), ("Describe chapter IX in a paragraph", "chapter 9"),
+        ("Fasse das neunte Kapitel zusammen", "chapter 9"), ("Explain book 3", "book 3"),
+        ("Summarise chapter 3 in one paragraph", ""), ("Summarise section 2", ""),
+        ("Summarise part 8", ""), ("What does chapter 9 say?", ""), ("What is chapter 9?", ""),
+        ("Explain what the keeper of lamps in chapter 9 does", ""), ("Explain chapter 8", ""),
+    ],
+)  # fmt: skip
+def test_a_number_that_no_section_has_is_said(question: str, missing: str) -> None:
+    """Unless the text has it, or has no numbered sections of this kind."""
+    one = document(f"{TEXT}\n\nAnother book has a chapter 8.")
+    said = describe_missing_section(question, [one])
+    assert bool(said) == bool(missing)
+    assert f"no {missing} in lamps.txt" in said or not missing
+    assert says_nothing_found(said) == bool(missing)
+    assert describe_missing_section(question, [document(RAIN)]) == ""
 
 
 def test_the_document_that_has_the_section() -> None:
