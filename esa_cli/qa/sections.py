@@ -68,12 +68,15 @@ _LINES = re.compile(
 )
 """Matches a line of a list, a table or a quoted mail, a heading, or a field such as `To: Bob`,
 which keep their lines."""
+_BULLET = re.compile(r"^(?:[-*+]|\d{1,3}[.)]) +")
+"""Matches what the first sentence of an item of a list begins with."""
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
 _LINK_WORDS = "of in from the and der die das des du de la le el"
 _LINKS = frozenset(_LINK_WORDS.split())
 _LEVELS = dict(KINDS.values())
-COUNT, MAX_BEGINNING = 4, 700
-"""The number of central sentences that are quoted, and the most characters of a beginning."""
+COUNT, MAX_BEGINNING, MAX_WHOLE = 4, 700, 1200
+"""The number of central sentences that are quoted, and the most characters of a beginning, and of a
+section that is quoted whole: from a short one, a choice leaves out what matters."""
 CHOSEN, COMPARED = 24, 300
 """The number of sentences, chosen by their words, whose late interaction with others of the section
 decides; and the number of these others."""
@@ -254,14 +257,15 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"[^\w\n]*\s+"
     if (found := re.compile(heading).match(text, begin)) and found.end() < section.end:
         begin = found.end()
-    if asked.says or section.end - begin <= MAX_BEGINNING:
+    if asked.says or section.end - begin <= MAX_WHOLE:
         end = section.end
-        if end - begin > MAX_BEGINNING:
+        if end - begin > MAX_WHOLE:
             end = 1 + max(text.rfind(stop, begin, begin + MAX_BEGINNING) for stop in ("\n\n", ". "))
             end = end or begin + MAX_BEGINNING
         spans = [(begin, end)]
     else:
-        spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
+        central, what = find_central_sentences(search, book, section), "; central sentences, quoted"
+        spans = [(end - len(_BULLET.sub("", text[start:end])), end) for start, end in central]
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [

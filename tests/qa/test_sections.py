@@ -254,6 +254,24 @@ def test_a_quoted_section_has_one_empty_line_above_a_table() -> None:
     assert one.text.replace("\n\n\n\n", "\n\n") in text
 
 
+@pytest.mark.parametrize("count", [12, 40])
+def test_a_short_section_is_quoted_whole_and_central_sentences_of_lists_without_bullets(
+    count: int,
+) -> None:
+    items = [
+        f"- Lamp {n} of the keeper burns on pier {n} all night. It is old." for n in range(count)
+    ]
+    text = "# Limits\n\n" + "\n".join(items)
+    section = Section("Limits", "Limits", "", "", 1, 0, len(text))
+    book = Book(document(text, "a.md"), None, torch.zeros(0, 2))
+    _, *lines = quote_section(PassageSearch(), book, AskedSection(0, section)).text.splitlines()
+    if len(text) < 1200:
+        assert lines[:-1] == items
+    else:
+        quoted = [re.fullmatch(r"“(Lamp .*\.)” \(line \d+\)", one) for one in lines]
+        assert all(one and f"- {one[1]}" in text for one in quoted)
+
+
 class FakeReader:
     """Answers with the names that it is shown, and fails at its `failing`-th request."""
 
