@@ -211,11 +211,10 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
 def _count_contents_lines(named: Sequence[Section]) -> int:
     """Returns how many headings of chapters at the beginning are lines of a contents page that was
     not recognised: they are next to each other, and their numbers come again."""
-    seen = set[tuple[str, str]]()
+    seen, last = set[Sequence[object]](), {one[2:4]: at for at, one in enumerate(named)}
     for at, one in enumerate(named):
         is_near = at == 0 or one.start - named[at - 1].start < MIN_GAP
-        comes_again = any(one[2:4] == other[2:4] for other in named[at + 1 :])
-        if one[2:4] in seen or one.level > 2 or not (is_near and comes_again):
+        if one[2:4] in seen or one.level > 2 or not is_near or last[one[2:4]] == at:
             break
         seen.add(one[2:4])
     return len(seen) if len(seen) > 2 else 0
