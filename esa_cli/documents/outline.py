@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -19,6 +20,7 @@ from esa_cli.documents.readers.text_builder import Mark
 
 _KINDS = """
 1 volume band tome tomo том|1 book buch livre libro книга|1 part teil partie parte deel часть 部 卷
+1 period periode periodo|1 epoch epoche epoque epoca|1 narrative
 2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава 章 回|2 letter brief lettre carta
 2 adventure|2 canto gesang chant|2 act akt acte acto|2 appendix anhang annexe apendice anexo
 3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節
@@ -69,6 +71,14 @@ table des matieres|indice|indice general|tabla de contenidos|indice analitico|in
 """
 _CONTENTS = frozenset(re.split(r"[|\n]", _CONTENTS_NAMES.strip()))
 """The headings, without accents, of contents pages and indexes."""
+_UNNUMBERED_NAMES = """
+prologue|prolog|prologo|epilogue|epilog|epilogo|foreword|preface|introduction|afterword|conclusion
+vorwort|vorrede|einleitung|nachwort|schluss|avant propos|postface|prefacio|introduccion
+"""
+_UNNUMBERED = frozenset(re.split(r"[|\n]", _UNNUMBERED_NAMES.strip()))
+"""The headings, without accents, of parts that books do not number."""
+_END_OF_BOOK = re.compile(r"\*\*\* ?END OF TH")
+"""Matches what follows a book of Project Gutenberg."""
 _PAGE = re.compile(
     r"(?<![ \t.…,])(?![.,]\w)[ \t.…,]+(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
 )
@@ -135,11 +145,11 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
         return KINDS[chinese[2]][0], number, title
     first = WORD.match(line)
     second = WORD.search(line, first.end()) if first else None
-    if second and second[0] == "the":  # `Book the First`
-        second = WORD.search(line, second.end())
     if first is None:
         return None
     kind, number, end = KINDS.get(fold(first[0]) or first[0]), parse_number(first[0]), first.end()
+    if kind and second and second[0].lower() == "the":  # `Book the First`, not `I. The Period`
+        second = WORD.search(line, second.end())
     if second and kind and (number := parse_number(second[0])):
         end = second.end()
     elif second and (other := KINDS.get(fold(second[0]))) and not first[0][0].isdecimal():
@@ -158,8 +168,7 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
 def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
     """Returns a document's chapters and sections in order; a `min_gap` of 0 adds items of lists."""
     text, contents = document.text, find_contents(document)
-    whole = text.find("*** END OF TH")  # of a book of Project Gutenberg
-    whole = whole if whole > 0 else len(text)
+    whole = found_end.start() if (found_end := _END_OF_BOOK.search(text)) else len(text)
 
     def is_in_contents(start: int) -> bool:
         return any(first <= start < end for first, end in contents)
@@ -168,16 +177,24 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
     found = [one for one in _iterate_heading_lines(document) if one.start < whole]
     found = [one for one in found if not is_in_contents(one.start)]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
-    numbered = [one for one in found if not one.kind]
+    named = _nest(named[_count_contents_lines(named) :])
+    numbered = [one for one in found if one.number and not one.kind]
     if len(marked) > 1 or sum(one.level > 1 for one in named) > 2:
         numbered = [one for one in numbered if "." in one.number]
-    by_start = {one.start: one for one in (*_choose_chains(numbered, min_gap), *named, *marked)}
+    chosen = [*_drop_sentences(text, [*_choose_chains(numbered, min_gap), *named]), *marked]
+    if named:  # otherwise words such as "Preface" may be anything
+        words = Counter(fold(one.title) for one in found if not one.number)
+        single = [one for one in found if not one.number and words[fold(one.title)] == 1]
+        top = min(one.level for one in named)
+        chosen += [one._replace(level=top) for one in single]
+    by_start = {one.start: one for one in chosen}
     headings, last = list[Section](), dict[str, int]()
     for _, one in sorted(by_start.items()):
         if one.number == "?":
             one = one._replace(number=str(last.get(one.kind, 0) + 1))
-        if not (headings and one.kind and one.number and headings[-1][2:4] == one[2:4]):
-            headings.append(one)  # else it is the head of another page
+        before = headings[-1] if headings and one.number else None
+        if before is None or before[2:4] != one[2:4] or not (one.kind or before.title == one.title):
+            headings.append(one)  # else it is the head of another page, or a line of a marked one
         if one.number.isdecimal():
             last[one.kind] = int(one.number)
     out, later = list[Section](), list[Section]()
@@ -189,6 +206,44 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
         out.append(one._replace(end=end, is_contents=is_contents))
         later.append(one)
     return out[::-1]
+
+
+def _count_contents_lines(named: Sequence[Section]) -> int:
+    """Returns how many headings of chapters at the beginning are lines of a contents page that was
+    not recognised: they are next to each other, and their numbers come again."""
+    seen, last = set[Sequence[object]](), {one[2:4]: at for at, one in enumerate(named)}
+    for at, one in enumerate(named):
+        is_near = at == 0 or one.start - named[at - 1].start < MIN_GAP
+        if one[2:4] in seen or one.level > 2 or not is_near or last[one[2:4]] == at:
+            break
+        seen.add(one[2:4])
+    return len(seen) if len(seen) > 2 else 0
+
+
+def _nest(named: Sequence[Section]) -> list[Section]:
+    """Returns the headings with volumes, books and parts inside each other in the order in which
+    the book has them, if one of them stands right below another, as `Book I` below `Part I`."""
+    kinds = list(dict.fromkeys(one.kind for one in named if one.level == 1))
+    below = {(one.kind, after.kind) for one, after in pairwise(named)}
+    level, levels = 1, {kinds[-1]: 1} if kinds else dict[str, int]()
+    for outer, inner in reversed(list(pairwise(kinds))):
+        level -= (outer, inner) in below
+        levels[outer] = level
+    return [one._replace(level=levels.get(one.kind, one.level)) for one in named]
+
+
+def _drop_sentences(text: str, headings: Sequence[Section]) -> Iterator[Section]:
+    """Yields the headings without the sentences that are the first lines of chapters, not titles:
+    most of the other headings have no line like them."""
+    below = [bool(one.title) and not text.startswith(one.heading, one.start) for one in headings]
+    kinds = Counter(one.kind for one in headings)
+    titled = Counter(one.kind for one, is_below in zip(headings, below, strict=True) if is_below)
+    for one, is_below in zip(headings, below, strict=True):
+        words = one.title.split()
+        is_sentence = 3 * sum(map(str.islower, words)) > len(words) and not one.title[-1].isalnum()
+        if is_below and is_sentence and 2 * titled[one.kind] < kinds[one.kind]:
+            one = one._replace(heading=one.heading[: -len(one.title) - 1], title="")
+        yield one
 
 
 def _choose_level(kind: str, number: str) -> int:
@@ -208,14 +263,17 @@ def _iterate_marked_headings(marks: Sequence[Mark]) -> Iterator[Section]:
 
 def _iterate_heading_lines(document: Document) -> Iterator[Section]:
     """Yields the lines of a text that may be headings, because of how they begin."""
-    text, is_dense, is_blank, last = document.text, _is_dense(document), True, 0
+    text, is_dense, is_blank, last, title_end = document.text, _is_dense(document), True, 0, 0
     for found in _LINE.finditer(text[:_MAX_TEXT]):
         line, is_blank = found[0].strip(" \t#"), is_blank or found.start() > last + 1
         before, is_blank, last = is_blank, not line, found.end()
         begins = bool(line) and (line[0].isupper() or line[0].isdecimal() or line[0] in "§第正")
         if not begins or not (before or is_dense or line[0] in "第正"):
             continue
-        if (heading := parse_heading(line)) is None:
+        heading = parse_heading(line)
+        if heading is None and found.start() >= title_end and fold(line) in _UNNUMBERED:
+            heading = "", "", line
+        if heading is None:
             continue
         kind, number, title = heading
         after = _BLANK_NEXT.match(text, last) is not None
@@ -230,7 +288,7 @@ def _iterate_heading_lines(document: Document) -> Iterator[Section]:
             words = below[1].strip(" \t\r#")
             other = parse_heading(words)  # `I Go to Bristol` is a title
             if words and (other is None or (other[2] and not other[0])):
-                line, title = f"{line} {words}", words
+                line, title, title_end = f"{line} {words}", words, below.end(1)
         start = found.end() - len(found[0].lstrip(" \t#"))
         yield Section(line, title, kind, number, _choose_level(kind, number), start)
 

@@ -367,7 +367,8 @@ class Esa(AbstractContextManager["Esa"]):
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
         self._last = placed, weights
         finder = self.search.get_passage_finder(placed)
-        has_answer = reply.certainty == "answer" or reply.text == NEEDS_READER
+        is_missing = about is not None and not about.found
+        has_answer = is_missing or reply.certainty == "answer" or reply.text == NEEDS_READER
         missing = () if has_answer else finder.index.list_missing_words(question)
         asks = reply.certainty == "nothing" and reply.text != NEEDS_READER
         names = finder.list_names(question, self._is_usually_lowercase) if asks else ()
@@ -407,9 +408,16 @@ class Esa(AbstractContextManager["Esa"]):
         """Answers a request for the contents of a section; returns None for other questions."""
         from esa_cli.qa import sections
 
-        asked = sections.find_asked_section(question, [book.document for book in books])
-        if asked is None or self.preset.answer.form == "span":
+        if self.preset.answer.form == "span":
             return None
+        documents = [book.document for book in books]
+        asked = sections.find_asked_section(question, documents)
+        if asked is None:
+            text = sections.describe_missing_section(question, documents)
+            if not text:
+                return None
+            on_text(text)
+            return Reply(text, found=False, certainty="nothing", answered_from="text")
         book, library, folder = books[asked.document], self.documents.library, None
         with self.run_without_method():
             if self.reader is None:

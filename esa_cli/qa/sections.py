@@ -26,7 +26,7 @@ from esa_cli.documents.outline import (
     fold,
     parse_number,
 )
-from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.finding.finder import compute_window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, find_token_bounds
@@ -54,7 +54,11 @@ _AFTER_OBJECT = re.compile(
     r"|in (?:\w+ ){1,3}(?:sentences?|words?|lines?|paragraphs?)"
     r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
 )
+_LENGTH = re.compile(r"\bin (?:an?|one|two|three|four|five|\d+) (?:\w+ )?paragraphs?\W*$")
+"""Matches the length of a summary, which names no paragraph."""
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
+_ABOUT = re.compile("(?:about|on|concerning|uber|zu[mr]?|sur|concernant|sobre|acerca del?) ")
+"""Matches what stands in a folded request between `section` and words of its title."""
 _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
@@ -64,12 +68,15 @@ _LINES = re.compile(
 )
 """Matches a line of a list, a table or a quoted mail, a heading, or a field such as `To: Bob`,
 which keep their lines."""
+_BULLET = re.compile(r"^(?:[-*+]|\d{1,3}[.)]) +")
+"""Matches what the first sentence of an item of a list begins with."""
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
 _LINK_WORDS = "of in from the and der die das des du de la le el"
 _LINKS = frozenset(_LINK_WORDS.split())
 _LEVELS = dict(KINDS.values())
-COUNT, MAX_BEGINNING = 4, 700
-"""The number of central sentences that are quoted, and the most characters of a beginning."""
+COUNT, MAX_BEGINNING, MAX_WHOLE = 4, 700, 1200
+"""The number of central sentences that are quoted, and the most characters of a beginning, and of a
+section that is quoted whole: from a short one, a choice leaves out what matters."""
 CHOSEN, COMPARED = 24, 300
 """The number of sentences, chosen by their words, whose late interaction with others of the section
 decides; and the number of these others."""
@@ -130,13 +137,12 @@ def find_named_sections(
     question: str, wanted: str, sections: Sequence[Section], names: str = ""
 ) -> list[Section]:
     """Returns the sections that a question names by number, as in `chapter 3 of book 2`, or by
-    title: `wanted`, folded. Words in `names`, as of files, do not matter."""
+    title: `wanted`, folded, which may have words of it, as in `section about limits`. Words in
+    `names`, as of files, do not matter."""
     sections = [one for one in sections if not one.is_contents]
     references = sorted(_iterate_references(question), key=lambda one: _LEVELS[one[0]])
-    known = {*KINDS, *_LINKS, *_LAST, *fold(names).split()}
-    words = (word for word in wanted.split() if word not in known)
-    if references and sum(not parse_number(word.upper()) for word in words) > 2:
-        return []  # "Explain what Jim finds in chapter 3"
+    if references and _asks_for_more(wanted, names):
+        return []
     found, inside = list[Section](), sections
     for kind, number in references:
         # Chapters may have numbers alone, and other names where there are no chapters.
@@ -154,6 +160,11 @@ def find_named_sections(
         return found
     kind_word, _, title = wanted.partition(" ")
     named = kind_word in KINDS and bool(title)
+    link = _ABOUT.match(title) if named else None
+    if link and (about := {*title[link.end() :].split()} - _LINKS):
+        titles = [({*fold(one.title).split()} - _LINKS, one) for one in sections]
+        exact = [one for words, one in titles if words == about]
+        return exact or [one for words, one in titles if words > about]
     title = _ARTICLE.sub("", title if named else wanted)
     return [
         one
@@ -164,10 +175,40 @@ def find_named_sections(
     ]
 
 
+def describe_missing_section(question: str, documents: Sequence[Document]) -> str:
+    """Returns an answer that says which number of a section in a request the documents do not have,
+    or "" if none is missing, or their sections of this kind have no numbers, or the text has it."""
+    request = _REQUEST.match(fold(question))
+    names = " ".join(one.name for one in documents)
+    if request is None or request["says"] or _asks_for_more(request["object"], names):
+        return ""
+    sections = [one for document in documents for one in find_sections(document)]
+    for kind, number in _iterate_references(question):
+        kinds = {kind, ""} if _LEVELS[kind] > 1 else {kind}
+        numbers = {one.number for one in sections if one.kind in kinds and not one.is_contents}
+        words = "|".join(word for word, (name, _) in KINDS.items() if name == kind)
+        said = re.compile(rf"(?:{words})\W{{1,3}}{re.escape(number)}\b", re.IGNORECASE)
+        is_missing = bool(numbers - {""}) and number not in {*numbers, "last"}
+        if is_missing and not any(said.search(one.text) for one in documents):
+            where = documents[0].name if len(documents) == 1 else "the documents"
+            hint = "`esa outline` lists the headings of a document"
+            return f"{NOT_TOLD[:-1]}: no {kind} {number} in {where}; {hint}."
+    return ""
+
+
+def _asks_for_more(wanted: str, names: str) -> bool:
+    """Whether a request has more than two words that name no section, as "Explain what Jim finds in
+    chapter 3" has; words in `names`, as of files, do not count."""
+    known = {*KINDS, *_LINKS, *_LAST, *fold(names).split()}
+    words = (word for word in wanted.split() if word not in known)
+    return sum(not parse_number(word.upper()) for word in words) > 2
+
+
 def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
     """Yields kind and number of each section in a question: chapter 3, third chapter, 第三章."""
     for found in CHINESE.finditer(question):
         yield KINDS[found[2]][0], parse_number(found[1])
+    question = _LENGTH.sub("", question)
     words = [word for word in WORD.findall(question) if word != "the"]  # `book the second`
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         if kind := KINDS.get(fold(word) or word):
@@ -216,14 +257,15 @@ def quote_section(search: PassageSearch, book: Book, asked: AskedSection) -> Rep
     heading = r"\W*" + r"\W+".join(re.findall(r"\w+", section.heading)) + r"[^\w\n]*\s+"
     if (found := re.compile(heading).match(text, begin)) and found.end() < section.end:
         begin = found.end()
-    if asked.says or section.end - begin <= MAX_BEGINNING:
+    if asked.says or section.end - begin <= MAX_WHOLE:
         end = section.end
-        if end - begin > MAX_BEGINNING:
+        if end - begin > MAX_WHOLE:
             end = 1 + max(text.rfind(stop, begin, begin + MAX_BEGINNING) for stop in ("\n\n", ". "))
             end = end or begin + MAX_BEGINNING
         spans = [(begin, end)]
     else:
-        spans, what = find_central_sentences(search, book, section), "; central sentences, quoted"
+        central, what = find_central_sentences(search, book, section), "; central sentences, quoted"
+        spans = [(end - len(_BULLET.sub("", text[start:end])), end) for start, end in central]
     first, *quoted = (Passage.cut_from(document, *at) for at in [(section.start, begin), *spans])
     others = f" (the first of {asked.others + 1} that fit)" * bool(asked.others)
     texts = [

@@ -11,7 +11,13 @@ from sample_files import docx, epub, odt, paragraph, pdf
 
 from esa_cli.documents import readers
 from esa_cli.documents.document import Document
-from esa_cli.documents.outline import find_contents, find_sections, fold, parse_number
+from esa_cli.documents.outline import (
+    find_contents,
+    find_sections,
+    fold,
+    parse_heading,
+    parse_number,
+)
 from esa_cli.qa.sections import find_named_sections
 
 TITLES = ["The Gate", "A Grey Boat", "The Lantern", "Old Debts", "The Way Home"]
@@ -101,6 +107,26 @@ def test_headings_of_many_languages(form: str) -> None:
     assert [one.end for one in found] == [*starts[1:], len(document.text)]
     if form != "german":
         assert [one.title.casefold() for one in found] == [one.casefold() for one in TITLES]
+
+
+def test_narratives_inside_periods_and_parts_without_numbers() -> None:
+    """As in The Moonstone, whose contents page has the same lines, without empty ones between."""
+    heads = [
+        (0, "PROLOGUE"), (0, "FIRST PERIOD"), (2, "CHAPTER I"), (2, "CHAPTER II"),
+        (0, "SECOND PERIOD"), (1, "FIRST NARRATIVE"), (2, "CHAPTER I"), (2, "CHAPTER II"),
+        (1, "NARRATIVE THE SECOND"), (2, "CHAPTER I"), (0, "EPILOGUE"),
+    ]  # fmt: skip
+    sentence = "It came, as I now have to tell you, at night."  # in one chapter: not its title
+    body = "\n\n".join(f"{one}.\n\n{prose(n)}" for n, (_, one) in enumerate(heads))
+    body = body.replace("CHAPTER II.\n", f"CHAPTER II.\n\n{sentence}\n", 1)
+    text = "\n\n".join(["THE STONE", *(one for _, one in heads), body, "***END OF THE PROJECT***"])
+    license_text = f"\n\nSection 1. Terms\n\n{prose(1)}"
+    found = find_sections(read(text + license_text))
+    assert [(one.level, one.heading) for one in found] == [(n, f"{one}.") for n, one in heads]
+    assert text[found[0].start :].startswith("PROLOGUE.")
+    for at, one in enumerate(found):
+        later = [other.start for other in found[at + 1 :] if other.level <= one.level]
+        assert one.end == (later[0] if later else text.index("***"))
 
 
 CONTENTS: dict[str, Callable[[int, str], str]] = {
@@ -272,6 +298,12 @@ def test_sections_are_inside_each_other_as_their_headings(name: str) -> None:
     assert (asked.title, asked.end) == ("Nets", found[3].start)
 
 
+def test_numbered_headings_of_markdown_come_once() -> None:
+    heads = ["1 Sites", "1.1 Why", "1.2 Where", "1.3 When", "2 Methods"]
+    text = "".join(f"{'#' * one.index(' ')} {one}\n\n{prose(1)}\n\n" for one in heads)
+    assert [one.heading for one in find_sections(read(text, "book.md"))] == heads
+
+
 def test_numbers_count_where_levels_are_all_the_same() -> None:
     numbers = ["1", "1.1", "2", "2.1", "2.2", "3"]
     page = "".join(
@@ -307,3 +339,5 @@ def test_numbers() -> None:
     words = {"third": "3", "Zwölfter": "12", "première": "1", "tercera": "3", "4.15": "4.15"}
     assert {word: parse_number(word) for word in words} == words
     assert [parse_number(word) for word in ("IIII", "did", "", "Ahab")] == [""] * 4
+    heads = {"EPOCH THE SECOND.": ("epoch", "2", ""), "I. The Period": ("", "1", "The Period")}
+    assert {line: parse_heading(line) for line in heads} == heads

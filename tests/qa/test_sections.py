@@ -13,7 +13,7 @@ import torch
 from esa_cli.documents.document import Document
 from esa_cli.documents.outline import Section, find_sections
 from esa_cli.errors import ReaderError
-from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
@@ -26,6 +26,7 @@ from esa_cli.qa.finding.passage_finder import (
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
 from esa_cli.qa.sections import (
     AskedSection,
+    describe_missing_section,
     find_asked_section,
     find_central_sentences,
     quote_section,
@@ -56,6 +57,7 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
             "CHAPTER III. The Grey Boat\n\nThe keeper of lamp IIIa",
         ),
         ("please summarize chapter iii in two sentences", "CHAPTER III"),
+        ("Summarise chapter 3 in one paragraph.", "CHAPTER III"),
         ("Summarise book 2, chapter 1.", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
         ("Describe chapter one of the second book", "CHAPTER I. The Gate\n\nThe keeper of lamp Ib"),
         ("What does chapter 2 say?", "CHAPTER II. Ahab"),
@@ -63,6 +65,11 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
         ("Summarise The Grey Boat", "CHAPTER III"),
         ("Explain the chapter Ahab", "CHAPTER II."),
         ("Give me a short summary of part of book one", "BOOK ONE"),
+        ("Give me a summary of the part on the boat", "CHAPTER III. The Grey Boat"),
+        ("What does the section about Ahab say?", "CHAPTER II."),
+        ("Fasse das Kapitel über Ahab zusammen", "CHAPTER II."),
+        ("Que dit le chapitre sur Ahab ?", "CHAPTER II."),
+        ("Resume el capítulo sobre Ahab", "CHAPTER II."),
         ("Fasse das zweite Kapitel zusammen", "CHAPTER II."),
         ("Que se passe-t-il dans le chapitre 2 ?", "CHAPTER II."),
         ("¿Qué pasa en el capítulo II?", "CHAPTER II."),
@@ -83,6 +90,7 @@ def test_which_section_is_asked_for(question: str, beginning: str) -> None:
         "Describe Ahab", "Explain the grey boat", "What does the keeper say?", "Who is Ishmael?",
         "Summarise chapter 9", "What does the keeper find in chapter 3?", "Summarise the keeper",
         "What does chapter 3 say about lamps?", "Explain what the keeper does in chapter 3",
+        "Summarise the chapter about the black boat",
     ],
 )  # fmt: skip
 def test_other_questions_are_searched(question: str) -> None:
@@ -108,6 +116,26 @@ def test_words_for_a_section_mean_its_number(heading: str, length: int) -> None:
         assert asked is not None, question
         assert asked.section.start == start
     assert find_asked_section("What does § 9 say?", [document(text)]) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "missing"),
+    [
+        ("Summarise chapter 99", "chapter 99"), ("Describe chapter IX in a paragraph", "chapter 9"),
+        ("Fasse das neunte Kapitel zusammen", "chapter 9"), ("Explain book 3", "book 3"),
+        ("Summarise chapter 3 in one paragraph", ""), ("Summarise section 2", ""),
+        ("Summarise part 8", ""), ("What does chapter 9 say?", ""), ("What is chapter 9?", ""),
+        ("Explain what the keeper of lamps in chapter 9 does", ""), ("Explain chapter 8", ""),
+    ],
+)  # fmt: skip
+def test_a_number_that_no_section_has_is_said(question: str, missing: str) -> None:
+    """Unless the text has it, or has no numbered sections of this kind."""
+    one = document(f"{TEXT}\n\nAnother book has a chapter 8.")
+    said = describe_missing_section(question, [one])
+    assert bool(said) == bool(missing)
+    assert f"no {missing} in lamps.txt" in said or not missing
+    assert says_nothing_found(said) == bool(missing)
+    assert describe_missing_section(question, [document(RAIN)]) == ""
 
 
 def test_the_document_that_has_the_section() -> None:
@@ -224,6 +252,24 @@ def test_a_quoted_section_has_one_empty_line_above_a_table() -> None:
     section, book = Section("", "", "", "", 1, 0, len(one.text)), Book(one, None, torch.zeros(0, 2))
     text = quote_section(PassageSearch(), book, AskedSection(0, section)).text
     assert one.text.replace("\n\n\n\n", "\n\n") in text
+
+
+@pytest.mark.parametrize("count", [12, 40])
+def test_a_short_section_is_quoted_whole_and_central_sentences_of_lists_without_bullets(
+    count: int,
+) -> None:
+    items = [
+        f"- Lamp {n} of the keeper burns on pier {n} all night. It is old." for n in range(count)
+    ]
+    text = "# Limits\n\n" + "\n".join(items)
+    section = Section("Limits", "Limits", "", "", 1, 0, len(text))
+    book = Book(document(text, "a.md"), None, torch.zeros(0, 2))
+    _, *lines = quote_section(PassageSearch(), book, AskedSection(0, section)).text.splitlines()
+    if len(text) < 1200:
+        assert lines[:-1] == items
+    else:
+        quoted = [re.fullmatch(r"“(Lamp .*\.)” \(line \d+\)", one) for one in lines]
+        assert all(one and f"- {one[1]}" in text for one in quoted)
 
 
 class FakeReader:

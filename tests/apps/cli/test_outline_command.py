@@ -69,6 +69,12 @@ def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, server: CompletionS
     assert result.out.startswith("CHAPTER 2. A Grey Boat begins at lamps.txt, line ")
     assert "keeper of the A Grey Boat" in result.out
     assert "lamps.txt, line" not in result.err
+    missing = esa(
+        *asked[:2], "Summarise chapter 9", *asked[3:], "--json", "--reader", server.url
+    ).data
+    assert (missing["found"], missing["certainty"], missing["evidence"]) == (False, "nothing", [])
+    assert "no chapter 9 in lamps.txt; `esa outline`" in missing["answer"]
+    assert missing["missing_words"] == []
     result = esa(*asked, "--reader", server.url)
     assert (result.code, result.out) == (0, "At nine, says [1].\n")
     bodies = [one["body"]["messages"][-1]["content"] for one in server.seen if one["body"]]
