@@ -11,7 +11,12 @@ import table_files
 from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
 from esa_cli.documents.readers.heading_cells import has_names_above_numbers
-from esa_cli.qa.reading.table_rows import find_cell_ends, find_named_row, skip_column_name
+from esa_cli.qa.reading.table_rows import (
+    find_cell_ends,
+    find_named_row,
+    find_other_cells,
+    skip_column_name,
+)
 
 SHEET = """The office pays its staff on the last day of a month.
 
@@ -83,6 +88,25 @@ def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
     assert find_cell_ends("He came; she said: go.") == []
     assert find_cell_ends("Old house | 912 | 958") == [9, 15, 21]
     assert find_cell_ends("Fish.\n## 2. Animals\nPets stay out; no #2 pencils.\n") == [19]
+
+
+@pytest.mark.parametrize(
+    ("question", "left"),
+    [
+        ("What was the flow at Delft in 2022?", ["Delft: 4"]),
+        ("What was the flow at Port Hale or Delft?", ["Port Hale: 9"]),  # it has two of the words
+        ("Which place has a flow of 9, Delft or Hale?", ["Delft: 4"]),  # Hale's value is given
+        ("What was the flow at delft?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
+        ("Delft had what flow?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
+        ("What was the flow in 2022?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
+    ],
+)
+def test_a_named_column_leaves_no_other_cells(question: str, left: list[str]) -> None:
+    row = "Flow 2022 (L/s); Delft: 4; Port Hale: 9"
+    others = find_other_cells(f"The flow fell.\n\n{row}\n", question)
+    text = f"The flow fell.\n\n{row}\n"
+    rest = [cell for cell in row.split("; ") if not any(cell in text[a:b] for a, b in others)]
+    assert rest == left
 
 
 @pytest.mark.parametrize(
