@@ -43,7 +43,7 @@ _LANGUAGES = (
         "quién(?:es)?|qué|cuál(?:es)?|cuándo|dónde|cómo|cuánt[oa]s?",
     ),
 )
-_SENTENCE = re.compile(r"(?<=\w\?)\s+(?=[^\W\d_a-z])")
+_SENTENCE = re.compile(r"(?<=\w\?)\s+(?=\w)")
 MAX_PARTS, MIN_WORDS = 3, 3
 """The most parts of a question; the fewest words of its first part."""
 

@@ -19,8 +19,7 @@ _HEADING = re.compile(
 )
 """Matches a heading of Markdown, or a short line between empty ones above a longer line; a passage
 may begin inside a heading, in which a sentence may end: `Chapter 2. Leave`."""
-_NAME = re.compile(r"(?<=[\s(\"'„“«])(?:[^\W\d_a-zß-öø-ÿ]\w+|\d+)")
-"""Matches a capitalised word or a number behind the first word of a question."""
+_LATER_WORD = re.compile(r"(?<=[\s(\"'„“«])\w+")
 _NEXT_CELL = re.compile(rf"; (?={CELL.pattern})| \| ")
 
 
@@ -51,7 +50,8 @@ def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of the cells of each row in which the answer is not, as
     the question has more names and numbers of another column: "at Delft" of `Delft: 4`. A cell
     whose value the question has is no answer to it, and so names no column."""
-    names = {name.lower() for name in _NAME.findall(question)}
+    words = _LATER_WORD.findall(question)  # the first one has a capital in any case
+    names = {word.lower() for word in words if word[0].isupper() or word.isdecimal()}
     others = list[tuple[int, int]]()
     for start, end in find_sentence_spans(passage) if names else ():
         if is_table_row(passage[start:end]):
