@@ -56,7 +56,7 @@ BY_WORDS = 8
 """One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
-_YEAR = re.compile(r"\d{4,}")
+_YEARS = re.compile(r"(\d{2,}?)(\d\d)(?:[-–/](\d\d))?(?!\d)")
 _DATES = frozenset((*calendar.month_name, *calendar.day_name))
 OTHER = 4.0
 """Subtracted from log-odds in other documents than those that a question names: a question about
@@ -110,6 +110,16 @@ def drop_duplicate_books(books: Sequence[Book]) -> list[Book]:
     for book in books:
         by_text.setdefault(book.document.text, book)
     return list(by_text.values())
+
+
+def _list_years(text: str) -> set[str]:
+    """Returns the years and longer numbers in a text, both years of "2022-23"."""
+    years = set[str]()
+    for century, year, following in _YEARS.findall(text):
+        years.add(century + year)
+        if following and int(following) == int(year) + 1:  # else a month
+            years.add(century + following)
+    return years
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
@@ -270,18 +280,18 @@ class PassageFinder:
 
     def find_named_documents(self, question: str) -> set[str]:
         """Returns the names of the documents that a question names: of the only one whose file name
-        has two adjacent content words of the question, not both numbers, or else of those, unless
-        of all, that have a year or a longer number of the question."""
+        has two adjacent content words of the question, not both numbers, and of those that have a
+        year or a longer number of the question. If that is all, none is named."""
         asked, *named = (
             {(a, b) for a, b in pairwise(words) if not (a[0] + b[0]).isdecimal()}
             for text in (question, *(PurePath(one.name).stem for one in self.documents))
             for words in (find_question_words(text, self.index.languages),)
         )
         names = [one.name for one, own in zip(self.documents, named, strict=True) if own & asked]
-        if len(names) != 1:
-            years = set(_YEAR.findall(question))
-            names = [one.name for one in self.documents if years & set(_YEAR.findall(one.name))]
-        return set(names) if len(names) < len(self.documents) else set()
+        years = _list_years(question)
+        named_by_year = {one.name for one in self.documents if years & _list_years(one.name)}
+        found = named_by_year.union(names if len(names) == 1 else ())
+        return found if len(found) < len(self.documents) else set()
 
     def find_passages(
         self, question: str, count: int, *, reduced: ReducedQueries | None = None

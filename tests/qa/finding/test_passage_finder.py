@@ -95,11 +95,17 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
     [
         ("Which law governs the supply agreement?", ["Penhallow supply_agreement.docx"]),
         ("What do supply agreements say of Penhallow?", ["Penhallow supply_agreement.docx"]),
-        ("What does the supply agreement say of 2025?", ["Penhallow supply_agreement.docx"]),
+        (
+            "What does the supply agreement say of 2025?",
+            ["Penhallow supply_agreement.docx", "May 2025.md", "crew2025.md"],
+        ),
+        ("What was paid in 2023?", ["fees 2022-23.csv", "fees 2023-24.csv"]),
+        ("What was paid in 2022?", ["fees 2022-23.csv"]),
+        ("What was paid in 1912?", []),  # 1999-12-26 is a day
         ("Which agreement is about supply?", []),
         ("What is new in May 2025?", ["May 2025.md", "crew2025.md"]),
         ("Who wrote the 2025 survey?", ["May 2025.md", "crew2025.md"]),
-        ("What is new in 2024?", []),
+        ("What is new in 2030?", []),
         ("Who knows the old mill?", []),  # two documents
         ("?", []),
     ],
@@ -107,9 +113,10 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
 def test_the_documents_that_a_question_names_come_first(question: str, named: list[str]) -> None:
     names = [
         "Penhallow supply_agreement.docx", "May 2025.md", "old mill.txt", "Old mill, 2.txt",
-        "crew2025.md",
+        "crew2025.md", "fees 2022-23.csv", "fees 2023-24.csv", "notes 1999-12-26.txt",
     ]  # fmt: skip
     texts = [GATE, BOTH, f"{BOTH} The law governs supply.", FILLER, f"{FILLER} {GATE}"]
+    texts += [f"Fee {number} was paid." for number in range(3)]
     books = [
         replace(one, document=replace(one.document, name=name))
         for one, name in zip(made_books(*texts), names, strict=True)
