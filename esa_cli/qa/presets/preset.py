@@ -33,7 +33,10 @@ from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
-PROMPT = "Question: {question}\nText: {passage}\nAnswer:"
+PROMPT = "Question: {question} \nText: {passage}\nAnswer:"
+"""The prompt of the reader. In SmolLM2, whose tokens attend in both directions here, a space before
+a line break takes the attention that finds nothing; the states of a short passage without any such
+token (" the" is another) become all alike, and say nothing."""
 FIELDS = ("{passage}", "{question}")
 HEAD, COMBINATION = "head.safetensors", "combination.json"
 """The files of an adapter for reading passages: its head, and the weights by which its results and
