@@ -52,7 +52,7 @@ def split_question(question: str) -> list[str]:
     """Returns the parts of a question in their order, or the question alone. A relative clause is
     no part: "Who is the man who came and who left?"."""
     sentences = _SENTENCE.split(question.strip())
-    if any(not sentence.endswith("?") for sentence in sentences[:-1] and sentences):
+    if len(sentences) > 1 and not all(sentence.endswith("?") for sentence in sentences):
         return [question]
     parts = [part for sentence in sentences for part in _split_sentence(sentence)]
     return parts if 1 < len(parts) <= MAX_PARTS else [question]
