@@ -56,7 +56,7 @@ def make_reader(model: Any, tokenizer: Any, *, fixed: bool = True, **options: An
 def test_both_fields_are_in_one_line_and_text(byte_level: Any) -> None:
     made = PassagePrompt(byte_level, PROMPT)
     prompt = made.encode_prompt(" Who is\nAhab? ", "Ahab,\n  the\tcaptain.\n")
-    text = "Question: Who is Ahab?\nText: Ahab, the captain.\nAnswer:"
+    text = PROMPT.format(question="Who is Ahab?", passage="Ahab, the captain.")
     assert byte_level.decode(prompt.ids) == text
     assert prompt.first == text.index(" Ahab, the") + 1
     assert prompt.offsets == [(at, at + 1) for at in range(len("Ahab, the captain."))]
