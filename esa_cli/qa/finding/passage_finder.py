@@ -56,6 +56,7 @@ BY_WORDS = 8
 """One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
 FITS = 0.6
 """The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
+_LONG_NUMBER = re.compile(r"\d{4,}")
 _YEARS = re.compile(r"(\d{2,}?)(\d\d)(?:[-–/](\d\d))?(?!\d)")
 _DATES = frozenset((*calendar.month_name, *calendar.day_name))
 OTHER = 4.0
@@ -288,7 +289,7 @@ class PassageFinder:
             for words in (find_question_words(text, self.index.languages),)
         )
         names = [one.name for one, own in zip(self.documents, named, strict=True) if own & asked]
-        years = _list_years(question)
+        years = set(_LONG_NUMBER.findall(question))  # of "in 2022/23" the first alone
         named_by_year = {one.name for one in self.documents if years & _list_years(one.name)}
         found = named_by_year.union(names if len(names) == 1 else ())
         return found if len(found) < len(self.documents) else set()

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from esa_cli.documents.document import CELL, is_table_row
 from esa_cli.qa.finding.words import find_sentence_spans, find_shared_words
+from esa_cli.system.text import find_content_words
 
 _HEADING = re.compile(
     r"^#{1,6} .*$"
@@ -19,7 +20,8 @@ _HEADING = re.compile(
 )
 """Matches a heading of Markdown, or a short line between empty ones above a longer line; a passage
 may begin inside a heading, in which a sentence may end: `Chapter 2. Leave`."""
-_LATER_WORD = re.compile(r"(?<=[\s(\"'„“«])\w+")
+_LATER_WORD = re.compile(r"(?<=[^.?!:][\s(\"'„“«])\w+")
+"""Matches a word that does not begin a sentence, where it has a capital in any case."""
 _NEXT_CELL = re.compile(rf"; (?={CELL.pattern})| \| ")
 
 
@@ -50,7 +52,7 @@ def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of the cells of each row in which the answer is not, as
     the question has more names and numbers of another column: "at Delft" of `Delft: 4`. A cell
     whose value the question has is no answer to it, and so names no column."""
-    words = _LATER_WORD.findall(question)  # the first one has a capital in any case
+    words = [word for word in _LATER_WORD.findall(question) if find_content_words(word)]
     names = {word.lower() for word in words if word[0].isupper() or word.isdecimal()}
     others = list[tuple[int, int]]()
     for start, end in find_sentence_spans(passage) if names else ():

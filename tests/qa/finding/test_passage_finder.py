@@ -101,6 +101,7 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
         ),
         ("What was paid in 2023?", ["fees 2022-23.csv", "fees 2023-24.csv"]),
         ("What was paid in 2022?", ["fees 2022-23.csv"]),
+        ("What was paid in 2022/23?", ["fees 2022-23.csv"]),
         ("What was paid in 1912?", []),  # 1999-12-26 is a day
         ("Which agreement is about supply?", []),
         ("What is new in May 2025?", ["May 2025.md", "crew2025.md"]),

@@ -97,6 +97,7 @@ def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:
         ("What was the flow at Port Hale or Delft?", ["Port Hale: 9"]),  # it has two of the words
         ("Which place has a flow of 9, Delft or Hale?", ["Delft: 4"]),  # Hale's value is given
         ("What was the flow at delft?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
+        ("It shows 9. Flow at which place?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
         ("Delft had what flow?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
         ("What was the flow in 2022?", ["Flow 2022 (L/s)", "Delft: 4", "Port Hale: 9"]),
     ],
