@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -366,20 +367,30 @@ class Esa(AbstractContextManager["Esa"]):
             place = by_name[quoted.document].place(quoted.start)._asdict()
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
         self._last = placed, weights
-        finder = self.search.get_passage_finder(placed)
-        is_missing = about is not None and not about.found
-        has_answer = is_missing or reply.certainty == "answer" or reply.text == NEEDS_READER
-        missing = () if has_answer else finder.index.list_missing_words(question)
-        asks = reply.certainty == "nothing" and reply.text != NEEDS_READER
-        names = finder.list_names(question, self._is_usually_lowercase) if asks else ()
-        cited = {quoted.document} if quoted else {one.document for one in passages[:evidence]}
-        return replace(
+        reply = replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started,
             read=all(book.index is not None for book in books),
+        )  # fmt: skip
+        if about is not None and not about.found:  # it says which chapter is missing
+            return reply
+        return self._add_doubts(reply, question, placed)
+
+    def _add_doubts(self, reply: Reply, question: str, books: Sequence[Book]) -> Reply:
+        """Returns a reply with the missing words and names of a question that has no certain
+        answer, and with the foreign languages of the documents that are quoted or shown."""
+        finder = self.search.get_passage_finder(books)
+        is_request = reply.text == NEEDS_READER
+        missing, names = list[str](), list[str]()
+        if not is_request and reply.certainty != "answer":
+            missing = finder.index.list_missing_words(question)
+        if not is_request and reply.certainty == "nothing":
+            names = finder.list_names(question, self._is_usually_lowercase)
+        cited = {one.document for one in reply.quotations or reply.evidence}
+        return replace(
+            reply, missing_words=tuple(missing), names=tuple(names),
             foreign_languages=tuple(finder.list_foreign_languages(cited)),
-            missing_words=tuple(missing), names=tuple(names),
         )  # fmt: skip
 
     def _ask_parts(
@@ -602,7 +613,7 @@ class Esa(AbstractContextManager["Esa"]):
 
     def _open_library_documents(self, question: str) -> list[Book]:
         """Opens the library's documents that fit a question best, at most `answer.documents`, or
-        all if answers come from the KV cache. Documents that cannot be used are left out."""
+        all if answers come from the KV cache. Warns of documents that cannot be read."""
         from esa_cli.qa.ingestion.library_texts import rank_texts_for_question
 
         answer, library = self.preset.answer, self.documents.library
@@ -615,12 +626,16 @@ class Esa(AbstractContextManager["Esa"]):
 
     def _open_library_text(self, text: LibraryText) -> list[Book]:
         """Opens a text of the library, or if no entry has a usable index its file, by words."""
-        for entry in text.entries:
-            with suppress(UsageError, DocumentError):
-                return [self.stored(entry)]
+        open_sources = [partial(self.stored, entry) for entry in text.entries]
         if text.path and self.answers_unread:
-            with suppress(DocumentError):
-                return [self.open(text.path)]
+            open_sources.append(partial(self.open, text.path))
+        for open_source in open_sources:
+            try:
+                return [open_source()]
+            except UsageError:  # another model or method stored it
+                continue
+            except DocumentError as error:
+                warnings.warn(f"left out: {error.message}", stacklevel=4)
         return []
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:

@@ -58,7 +58,7 @@ _LENGTH = re.compile(r"\bin (?:an?|one|two|three|four|five|\d+) (?:\w+ )?paragra
 """Matches the length of a summary, which names no paragraph."""
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
 _ABOUT = re.compile("(?:about|on|concerning|uber|zu[mr]?|sur|concernant|sobre|acerca del?) ")
-"""Matches what stands in a folded request between `section` and words of its title."""
+"""Matches the word between `section` and words of its title in a folded request."""
 _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
     "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"

@@ -338,6 +338,9 @@ def test_without_a_document_the_best_of_the_library_are_asked(
             reply = one.ask(question)
             assert (reply.text, reply.evidence) == (want.text, want.evidence)
             assert {passage.document for passage in one.find_passages(question)} == {f"{name}.txt"}
+        (library.root / "documents" / f"{library.entries()[0].key}.text").write_bytes(b"damaged")
+        with pytest.warns(UserWarning, match="left out: .*damaged"):
+            assert one.ask("Where is the gate?").evidence[0].document == "boat.txt"
     with (
         esa(loaded, None, "answer.from=text") as one,
         pytest.raises(UsageError, match="there is no document"),

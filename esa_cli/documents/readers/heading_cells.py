@@ -32,7 +32,7 @@ def mark_heading_cells(root: Any) -> None:
 def has_names_above_numbers(rows: list[list[str]]) -> bool:
     """Returns True if the first of a table's rows has at least three different words, all rows have
     as many cells, and some column has numbers in all rows below that are not empty. Words have no
-    digits, but names as "From April 2023" or "2023" may, above other numbers."""
+    digits, except in names such as "From April 2023" or "2023", above other numbers."""
     names, below = rows[0] if rows else [], rows[1:]
     if len(names) < 3 or "" in names[1:] or len(set(names)) < len(names) or not below:
         return False
