@@ -22,6 +22,15 @@ _HEADING = re.compile(
 may begin inside a heading, in which a sentence may end: `Chapter 2. Leave`."""
 _LATER_WORD = re.compile(r"(?<=[^.?!:][\s(\"'„“«])\w+")
 """Matches a word that does not begin a sentence, where it has a capital in any case."""
+_YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
+_NOW = re.compile(
+    r"\b(?:now|nowadays|current(?:ly)?|at (?:the moment|present)|today|this year"
+    r"|jetzt|derzeit|zurzeit|momentan|aktuell\w*|diese[sm] Jahr|heuer|heute"
+    r"|maintenant|actuellement|en ce moment|aujourd['’]hui|cette année"
+    r"|ahora|actualmente|hoy|este año)\b",
+    re.IGNORECASE,
+)
+"""Matches words that ask for the present state."""
 _NEXT_CELL = re.compile(rf"; (?={CELL.pattern})| \| ")
 
 
@@ -49,25 +58,36 @@ def find_cell_ends(passage: str) -> list[int]:
 
 
 def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of the cells of each row in which the answer is not, as
-    the question has more names and numbers of another column: "at Delft" of `Delft: 4`. A cell
-    whose value the question has is no answer to it, and so names no column."""
+    """Returns the characters [start, end) of the cells of each row in which the answer is not: the
+    question has more names and numbers of another column ("at Delft" of `Delft: 4`), or asks what
+    is now, and another column's name has a later year. A cell whose value the question has is no
+    answer to it, and so names no column."""
     words = [word for word in _LATER_WORD.findall(question) if find_content_words(word)]
     names = {word.lower() for word in words if word[0].isupper() or word.isdecimal()}
+    asks_now = bool(_NOW.search(question)) and not _YEAR.search(question)
     others = list[tuple[int, int]]()
-    for start, end in find_sentence_spans(passage) if names else ():
+    for start, end in find_sentence_spans(passage) if names or asks_now else ():
         if is_table_row(passage[start:end]):
             ends = [one.start() for one in _NEXT_CELL.finditer(passage, start, end)]
             cells = list(pairwise([start, *ends, end]))
-            counts = [_count_names_of_column(passage[slice(*cell)], names) for cell in cells]
-            others += [c for c, count in zip(cells, counts, strict=True) if count < max(counts)]
+            parts = [passage[slice(*cell)].lstrip("; ").partition(": ") for cell in cells]
+            counts = [_count_names_of_column(name, value, names) for name, _, value in parts]
+            years = [_find_last_year(name) if value else 0 for name, _, value in parts]
+            latest = max(years) if asks_now else 0
+            others += [
+                cell for cell, count, year in zip(cells, counts, years, strict=True)
+                if count < max(counts) or 0 < year < latest
+            ]  # fmt: skip
     return others
 
 
-def _count_names_of_column(cell: str, names: Set[str]) -> int:
-    name, _, value = cell.lstrip("; ").partition(": ")
+def _count_names_of_column(name: str, value: str, names: Set[str]) -> int:
     in_name, in_value = (names & {*re.findall(r"\w+", part.lower())} for part in (name, value))
     return 0 if not value or in_value else len(in_name)
+
+
+def _find_last_year(name: str) -> int:
+    return max(map(int, _YEAR.findall(name)), default=0)
 
 
 def skip_column_name(passage: str, start: int, end: int) -> int:

@@ -111,6 +111,21 @@ def test_a_named_column_leaves_no_other_cells(question: str, left: list[str]) ->
 
 
 @pytest.mark.parametrize(
+    ("question", "left"),
+    [
+        ("What is the price of the night of lamps this year?", {"Night of lamps", "8", "yes"}),
+        ("¿Cuánto cuesta este año?", {"Night of lamps", "8", "yes"}),
+        ("What did the night of lamps cost?", {"Night of lamps", "7", "8", "yes"}),
+        ("What was its price in 2024, and what is it now?", {"7"}),
+    ],
+)
+def test_the_present_is_in_the_latest_column(question: str, left: set[str]) -> None:
+    row = "Visit: Night of lamps; Price 2024: 7; Price 2025: 8; Food: yes"
+    cells = [row[a:b].partition(": ")[2] for a, b in find_other_cells(row, question)]
+    assert {"Night of lamps", "7", "8", "yes"} - {*cells} == left
+
+
+@pytest.mark.parametrize(
     ("passage", "heading"),
     [
         ("Leave\n\n{prose}", "Leave"),  # the end of `## Chapter 2. Leave`
