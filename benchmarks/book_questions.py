@@ -3,9 +3,11 @@
 `book_questions/` has one file a text: a header with the text's hash and its split (`dev` may be
 tuned on, `test` is run when a round of work is done), then questions with character offsets of the
 answer and of the passage that tells it. The texts are not in the repository; the header says where
-they come from. Questions are `plain` (in the words of the text), `reworded` (in none of them),
-`remembered` (as somebody asks who read the text once), `typed` (as into a search box), `natural`
-(as people ask of their own documents: yes or no, why, what happens if) or `absent`.
+they come from. Only those of the third split, seven `papers` of an office, a school, a harbour and
+the like in four languages, which may be tuned on too, are in `book_questions/papers`. Questions
+are `plain` (in the words of the text), `reworded` (in none of them), `remembered` (as somebody asks
+who read the text once), `typed` (as into a search box), `natural` (as people ask of their own
+documents: yes or no, why, what happens if) or `absent`.
 
     python benchmarks/book_questions.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
@@ -121,7 +123,7 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="where the texts are")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev")
+    parser.add_argument("--split", choices=("dev", "test", "papers"), default="dev")
     parser.add_argument("--only", default="", help="only texts whose name matches")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -206,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("features", "fit", "curve"))
     parser.add_argument("folder", type=Path, help="the texts, or the file of features or rows")
-    parser.add_argument("--split", choices=("dev", "test"), default="dev")
+    parser.add_argument("--split", choices=("dev", "test", "papers"), default="dev")
     parser.add_argument("--only", default="", help="only texts whose name matches")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

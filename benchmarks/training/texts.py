@@ -13,6 +13,7 @@ import hashlib
 import html
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from pathlib import Path
 PAIRS = Path(__file__).with_name("pairs")
 PLAIN = Path(__file__).with_name("plain_texts.tsv")
 """Books that have no questions; `crops.py` makes some of their sentences."""
+PAPERS = Path(__file__).with_name("papers")
+"""Papers of offices, clubs, workshops and households, written for this repository."""
 HOST = "https://github.com"
 NEWS = 160_000
 """Characters of the time zone database's news that are taken: about its last ten years."""
@@ -596,6 +599,9 @@ def main() -> None:
             if digest != expected(name):
                 raise SystemExit(f"{path} is not the text that the pairs are about")
             print(f"{path}: {len(text):,} characters", flush=True)
+        for path in sorted(PAPERS.iterdir()):
+            if re.search(given.only, path.stem):
+                shutil.copy(path, given.folder)
         if given.plain:
             write_plain_texts(given.plain, given.clones, Path(work))
 
