@@ -41,10 +41,8 @@ def apply_soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Adds gpt-oss's attention sink, a key with a learned logit and value 0 for each head.
-
-    Args:
-        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None."""
+    """Adds gpt-oss's attention sink, a key with a learned logit (H,) and value 0 for each head, to
+    the attention to the other keys, out (H, C, D) and lse (H, C)."""
     if sink is None:
         return out, lse
     total = torch.logaddexp(lse, sink.detach().to(lse)[:, None])

@@ -74,11 +74,8 @@ class SelectiveAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens. `sink` has the logits (H,) of the model's attention sink, if any.
-
-        Raises:
-            SurveyPassComplete: the selector needs no further layer of the survey pass.
-            PluginError: a plugin fails."""
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any. Raises
+        SurveyPassComplete: the selector needs no further layer of the survey pass. PluginError."""
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
         if query.phase is Phase.QUESTION and query.turn_start is None:

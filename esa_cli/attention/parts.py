@@ -22,14 +22,10 @@ from esa_cli.system.machine import is_out_of_memory_error
 
 @dataclass
 class Moments:
-    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries q and keys k.
+    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries and keys."""
 
-    Args:
-        count: number of added tokens. seen: position after the last added token.
-        queries, keys: the sums over folded queries and over folded keys."""
-
-    count: int = 0
-    seen: int = 0
+    count: int = 0  # of added tokens
+    seen: int = 0  # position after the last added token
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 

@@ -168,11 +168,8 @@ class NormWeightedRope(Rope):
 
 
 class FixedFrequencyRotaryModule(nn.Module):
-    """A rotary module with given frequencies, called like the transformers model's own module.
-
-    Args:
-        inverse: inverse frequencies (R / 2,) in radians per token.
-        factor: the factor of cosines and sines."""
+    """A rotary module with given inverse frequencies (R / 2,), in radians per token, and a factor
+    of cosines and sines, called like the transformers model's own module."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()
