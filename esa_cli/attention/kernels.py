@@ -50,9 +50,8 @@ def compute_reference_attention(
 
 
 def _reshape_to_equal_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
-    """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
-    operators. If attention is not causal, the query heads that share a key head become one head
-    with more queries, so that keys are not repeated."""
+    """Reshapes queries, keys and values to equal head counts and a batch axis, as torch needs them.
+    Unless causal, query heads that share a key head become one with more queries."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]

@@ -55,8 +55,7 @@ class SelectiveAttention:
         self._changed: tuple[object, Rope] | None = None
 
     def choose_rope(self, cached_token_count: int) -> Rope:
-        """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
-        model or of the method's position encoding."""
+        """Returns the rotary embedding of the model or method for a number of cached tokens."""
         if not self.rope.rotates:
             return self.rope
         inverse, factor = self.rope.get_inverse_frequencies()

@@ -21,9 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A method of selective attention, with its window sizes and parts. In a prefill, a document's
-    chunks attend to selected tokens, too, as in the ESA paper (`reading` is `select`), or to I and
-    L only (`local`). Questions and answers always select."""
+    """A method of selective attention. In a prefill, a document's chunks attend to selected tokens,
+    too, as in the ESA paper (`reading` is `select`), or to I and L only (`local`)."""
 
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopKSelector)
@@ -34,8 +33,7 @@ class Method:
     kernel: str = "auto"  # see `kernels.choose_kernel_name`
 
     def get_reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """Returns the settings on which reduced keys depend, which are the compressor and the
-        distance to which queries are rotated."""
+        """Returns what reduced keys depend on: compressor and distance of rotated queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -75,8 +73,7 @@ class LayerMemory:
             moments.add_tokens(fold(q.float(), self.store.heads), concat_key_heads(keys), stop)
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
-        """Computes the missing reduced keys (equation (6)) of tokens before `end_position`, and
-        returns the layer's projection."""
+        """Reduces the keys before `end_position` (equation (6)); returns the projection."""
         if not method.score.features:
             return None
         if not self.fitted:

@@ -47,8 +47,7 @@ def require_at_least(minimum: float, **settings: float | None) -> None:
 
 
 class Score(ABC):
-    """Base class of rules that score how important each middle token is for the current tokens, as
-    equations (3) and (4) of the ESA paper do."""
+    """Base class of rules that score each middle token for a chunk, as equations (3) and (4) do."""
 
     @property
     def features(self) -> bool:
@@ -127,8 +126,7 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """Base class of rules that load or fit each layer's projection of queries and keys to fewer
-    dimensions, as in equation (5) of the ESA paper."""
+    """Base class of rules that load or fit a layer's projection, as in equation (5)."""
 
     fit_tokens: int = 0
     """Number of the document's first tokens whose moments `fit` needs."""

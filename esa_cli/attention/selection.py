@@ -24,8 +24,7 @@ Blocks = Iterator[tuple[int, Tensor]]
 def cache_scores_if_few(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks of scores at each call, from a cache unless there
-    are more than `KEEP_ELEMENTS` scores."""
+    """Returns a function that yields all blocks of scores, cached up to `KEEP_ELEMENTS`."""
     if score_count > KEEP_ELEMENTS:
         return compute_blocks
     kept = list(compute_blocks())

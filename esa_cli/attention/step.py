@@ -106,8 +106,7 @@ class KVStore(Protocol):
     def get_reduced_blocks(
         self, start: int, stop: int, max_tokens: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
-        token's position and the reduced keys (n, R)."""
+        """Yields blocks of reduced keys: the first token's position, and the keys (n, R)."""
 
     def crop(self, negative_count: int) -> None:
         """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
@@ -142,16 +141,6 @@ class Step:
         """Index of the last layer with nonzero scores; None stands for the model's last layer."""
         last: int | None = self.score.last_layer
         return last
-
-    @property
-    def is_first_method_layer(self) -> bool:
-        """Whether the step's layer is the first layer that runs the method."""
-        return self.layer <= (self.layers[0] if self.layers else 0)
-
-    @property
-    def is_last_method_layer(self) -> bool:
-        """Whether the step's layer is the last layer that runs the method; True if unknown."""
-        return not self.layers or self.layer >= self.layers[-1]
 
     @property
     def middle(self) -> int:
@@ -202,8 +191,7 @@ class Step:
         return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D), which `rotate` rotates so that dot products with unrotated
-        keys are attention logits at the far distance."""
+        """Returns the queries (H, C, D), by `rotate` at the far distance from unrotated keys."""
         q = self.queries
         return self.rope.rotate_to_far_distance(q, self.distance) if rotate else q
 
@@ -232,8 +220,7 @@ class Step:
     def _compute_logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
-        """Computes the attention logits (H, C, n) of queries (H, C, D) for the keys (G, n, D) of
-        the key heads `groups`, or of all."""
+        """Computes logits (H, C, n) of queries (H, C, D) for keys (G, n, D) of `groups` or all."""
         count, chunk, dim = q.shape
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:

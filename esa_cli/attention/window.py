@@ -111,8 +111,7 @@ class Window:
     def split_forward_call(
         self, reading_mode: str, call_start: int, call_stop: int, query_state: QueryState
     ) -> Iterator[TokenChunk]:
-        """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
-        `chunk` tokens, of which only the first may be shorter."""
+        """Cuts [call_start, call_stop) into chunks, of which only the first may be shorter."""
         count, size = call_stop - call_start, self.chunk
         if query_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.

@@ -97,9 +97,8 @@ def find_registered_class(kind: str, name: str) -> type:
 
 
 def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes an object of the class that `options['name']` names, with the other options as fields.
-    Raises PresetError: a name or field is unknown, or the class refuses a value. PluginError: a
-    field has a type that a preset cannot hold."""
+    """Makes an object of the class `options['name']`, with the other options as fields. Raises
+    PresetError: a name, field or value is wrong. PluginError: a preset cannot hold a type."""
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):

@@ -403,8 +403,7 @@ class Library:
 
 
 def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: list[str]) -> None:
-    """Writes a file (claim) that protects segments, named by their hashes, from removal while a
-    document is being stored. Raises LibraryError, DiskError."""
+    """Writes a claim, which keeps segments while a document is stored. Raises LibraryError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
         path = paths.get_segment_claim_path(document_key)
         claim = json.dumps(segment_hashes).encode()
