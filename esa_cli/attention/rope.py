@@ -135,8 +135,7 @@ class NormWeightedRope(Rope):
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
 
-    Raises:
-        ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
+    Raises ModelError: a norm weight is 0, or the weights of queries and keys differ in sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.preallocate, plain.pairs)

@@ -161,10 +161,6 @@ class TextIndex:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def __len__(self) -> int:
-        [(count,)] = self._db.execute("SELECT count(*) FROM texts")
-        return int(count)
-
     def list_digests(self) -> set[str]:
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
 

@@ -49,7 +49,7 @@ def test_unchanged_files_are_not_read_again(
     first = update(catalogue, *names)
     assert [Path(one.path).name for one in first.added] == [*names]
     assert (first.read, first.changed, first.refused_records) == (3, [], [])
-    assert len(catalogue.texts) == 2, "a copy is stored once"
+    assert len(catalogue.texts.list_digests()) == 2, "a copy is stored once"
 
     def fails(path: str) -> Document:
         pytest.fail(f"{path} is read")
@@ -67,11 +67,11 @@ def test_words_of_another_version_are_made_again(
     with library.open_catalogue() as catalogue:
         first = update(catalogue, *names).records
     with library.open_catalogue() as catalogue:
-        assert len(catalogue.texts) == 2
+        assert len(catalogue.texts.list_digests()) == 2
     monkeypatch.setattr(catalogue_file, "compute_digest_of_word_rules", lambda: "f" * 64)
     for _ in range(2):
         with library.open_catalogue() as catalogue:
-            assert len(catalogue.texts) == 0
+            assert len(catalogue.texts.list_digests()) == 0
             assert not catalogue.texts.rank_texts("harp")
             assert catalogue.files.find_record(first[0].path) == first[0]
     with library.open_catalogue() as catalogue:
@@ -126,7 +126,7 @@ def test_an_update_that_is_stopped_continues(
     with pytest.raises(KeyboardInterrupt):
         FileIndexer(catalogue).index_files(names)
     monkeypatch.setattr(library_texts, "read_document", read_document)
-    assert len(catalogue.texts) == 4
+    assert len(catalogue.texts.list_digests()) == 4
     shown = list[tuple[int, int]]()
     rest = FileIndexer(catalogue).index_files(names, lambda *done: shown.append(done))
     assert rest.read == 5
