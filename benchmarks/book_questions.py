@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import append_line, load_lines
+from common import append_line, load_lines, split_bare_words
 
-from esa_cli.evaluation.metrics import compute_word_bag_f1, split_bare_words
+from esa_cli.evaluation.metrics import compute_word_bag_f1
 
 QUESTIONS = Path(__file__).with_suffix("")
 DEPTHS = (1, 3, 8)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from book_questions import get_text_name, texts
-from common import append_line, load_lines
+from common import append_line, load_lines, split_bare_words
 from torch.nn.utils.rnn import pad_sequence
 
 PRECISION = 0.93
@@ -55,7 +55,6 @@ def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
 @torch.inference_mode()
 def read_features(esa: Any, book: Any, question: Row) -> Row:
     """What the reader says of each passage that is found for a question."""
-    from esa_cli.evaluation.metrics import split_bare_words
     from esa_cli.qa.reading.span import normalise_answer
 
     text, asked, placed = book.document.text, question["question"], esa.add_token_ranges([book])

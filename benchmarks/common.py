@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ answered = contains_answer
 ROOT = Path(__file__).parent.parent
 CHRONICLE = ROOT / "examples" / "chronicle.md"
 NEEDLES = ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl"
+_SIGNS = str.maketrans(dict.fromkeys(string.punctuation + "“”‘’—–", " "))
 
 
 def load_lines(path: Path) -> list[dict[str, Any]]:
@@ -29,6 +31,12 @@ def append_line(path: str, row: dict[str, Any]) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as out:
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def split_bare_words(text: str) -> list[str]:
+    """Splits a text at spaces and punctuation into lower-case words without articles."""
+    words = text.lower().translate(_SIGNS).split()
+    return [word for word in words if word not in ("a", "an", "the")]
 
 
 def chronicle() -> str:

@@ -136,7 +136,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
         with library.open_catalogue() as catalogue:
             seconds, ranked = timed(lambda: catalogue.texts.rank_texts(question))  # noqa: B023
         spent.append(seconds)
-        found += digest in [one.digest for one in ranked[:OPENED]]
+        found += digest in list(ranked)[:OPENED]
     row |= {"question_s": round(statistics.median(spent), 3), "slowest_question_s": max(spent)}
     row |= {"questions": len(chosen), "found": found}
     write_manifests(library, number)
@@ -177,7 +177,7 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
         for digest, at in numbers.items():
             index.add_text(parts[at], digest)
         for kind, question, wanted in asked:
-            ranked = [numbers[one.digest] for one in index.rank_texts(question)]
+            ranked = [numbers[digest] for digest in index.rank_texts(question)]
             rank = ranked.index(wanted) if wanted in ranked else len(parts)
             ranks.setdefault(kind, []).append(rank)
     row: dict[str, Any] = {"documents": len(parts), "characters": sum(map(len, parts))}

@@ -56,8 +56,7 @@ SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the `esa` command of the arguments, or of the command line if they are None, and returns
-    its exit code; docs/cli.md lists the exit codes."""
+    """Runs `esa` with arguments, by default those of the command line; returns the exit code."""
     # torch and transformers make a million objects on import, and searching these for garbage takes
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()
@@ -196,16 +195,13 @@ def make_click_command(only_subcommand: str | None = None) -> Any:
                 app.add_typer(verb, name=name, rich_help_panel=panel)
             else:
                 app.command(name, cls=command_help.UntypedHelpCommand, rich_help_panel=panel)(verb)
-    group = typer.main.get_command(app)
-    commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
-    order = (name for name in COMMANDS if name in commands)
-    group.commands = {name: commands[name] for name in order}  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    group.commands = {n: group.commands[n] for n in COMMANDS if n in group.commands}
     return group
 
 
 def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
-    """Prints the message and hint of an error, `as_json` also as a line of JSON, and returns its
-    exit code."""
+    """Prints an error's message and hint, `as_json` also as JSON, and returns its exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 

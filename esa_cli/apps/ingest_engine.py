@@ -180,8 +180,7 @@ def _ingest_with_worker(task: IngestTask) -> IngestOutcome:
 def ingest_on_ray_cluster(
     worker: IngestWorker, tasks: Sequence[IngestTask], actor_count: int | None, reporter: Reporter
 ) -> Generator[IngestOutcome, None, None]:
-    """Ingests documents in Ray actors, by default one per GPU or machine. Without $RAY_ADDRESS a
-    Ray cluster is started on this machine."""
+    """Ingests in Ray actors, one per GPU or machine; starts a Ray cluster without $RAY_ADDRESS."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError

@@ -24,8 +24,7 @@ def concat_key_heads(keys: Tensor) -> Tensor:
 
 
 def fuse_attention(outputs_with_lse: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Fuses partial attention outputs (H, C, D) by their log-sum-exps (H, C) into attention over
-    all keys, as in steps 12-14 of Algorithm 1."""
+    """Fuses partial outputs (H, C, D) by their log-sum-exps (H, C): steps 12-14 of Algorithm 1."""
     if len(outputs_with_lse) == 1:
         return outputs_with_lse[0]
     total = torch.stack([lse for _, lse in outputs_with_lse]).logsumexp(dim=0)
@@ -41,10 +40,8 @@ def apply_soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Adds gpt-oss's attention sink, a key with a learned logit and value 0 for each head.
-
-    Args:
-        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None."""
+    """Adds gpt-oss's attention sink, a key with a learned logit (H,) and value 0 for each head, to
+    the attention to the other keys, out (H, C, D) and lse (H, C)."""
     if sink is None:
         return out, lse
     total = torch.logaddexp(lse, sink.detach().to(lse)[:, None])
@@ -52,6 +49,5 @@ def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[T
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """Converts a tensor to float64, for sums in which float32 loses digits. A tensor on `mps`,
-    which has no float64, is moved to the CPU."""
+    """Converts to float64, on the CPU from `mps`, which has none: float32 loses digits in sums."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

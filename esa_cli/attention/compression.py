@@ -37,10 +37,10 @@ class NoCompression(Compressor):
         return None
 
 
-def _compute_moment_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _compute_moment_square_roots(moment: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the square root and the inverse square root of a second-moment matrix (F, F)."""
     values, vectors = torch.linalg.eigh(moment)
-    values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
+    values = values.clamp_min(0) + 1e-6 * values.max().clamp_min(1e-12)
     roots = values.sqrt()
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T
 
@@ -52,18 +52,16 @@ def _average_moments(moments: Moments) -> tuple[Tensor, Tensor]:
     return moments.queries / moments.count, moments.keys / moments.count
 
 
-def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """Returns the projections to `rank` dimensions with the smallest error of equation (7).
+def fit_closed_form_projections(moments: Moments, rank: int) -> Linear:
+    """Returns the projections to `rank` dimensions, or F if F is less, with the smallest error of
+    equation (7).
 
     For independent queries and keys with second moments Sq and Sk, the error of projections A and B
     is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated singular value
-    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots.
-
-    Args:
-        rank: R, or F if F is less. ridge: added to the spectra, relative to their largest value."""
+    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots."""
     query_moment, key_moment = _average_moments(moments)
-    q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
-    k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
+    q_root, q_inverse = _compute_moment_square_roots(query_moment)
+    k_root, k_inverse = _compute_moment_square_roots(key_moment)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     query_map, key_map = q_inverse @ u[:, :rank] * weight, k_inverse @ v[:rank].T * weight
@@ -80,14 +78,10 @@ def fit_pca_projections(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedFormCompressor(Compressor):
-    """A compressor that fits projections to a document's first tokens in prefill, without training.
+    """A compressor that fits projections, without training, to a document's first tokens."""
 
-    Args:
-        rank: R, the numbers stored per token and layer.
-        fit_tokens: tokens to fit on; fewer when the first selection comes earlier."""
-
-    rank: int = 48
-    fit_tokens: int = 2048
+    rank: int = 48  # R, the numbers stored per token and layer
+    fit_tokens: int = 2048  # fewer when the first selection comes earlier
 
     def __post_init__(self) -> None:
         require_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)

@@ -50,9 +50,8 @@ def compute_reference_attention(
 
 
 def _reshape_to_equal_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
-    """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
-    operators. If attention is not causal, the query heads that share a key head become one head
-    with more queries, so that keys are not repeated."""
+    """Reshapes queries, keys and values to equal head counts and a batch axis, as torch needs them.
+    Unless causal, query heads that share a key head become one with more queries."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -116,17 +115,14 @@ def attend_by_flash_attn(
 
 
 class Kernel(NamedTuple):
-    """An attention kernel, with the device and the options that the kernel supports.
-
-    Args:
-        device: the type of device that the kernel runs on; None stands for every device.
-        supports_soft_cap: whether the kernel can cap logits softly.
-        only_by_name: whether `auto` never chooses the kernel, which esa has not measured."""
+    """An attention kernel, with the device and the options that the kernel supports."""
 
     attend: Callable[..., Output]
-    device: str | None
+    device: str | None  # type of the device that the kernel runs on; None stands for every device
     supports_soft_cap: bool = False
-    only_by_name: bool = False
+    only_by_name: bool = (
+        False  # whether `auto` never chooses the kernel, which esa has not measured
+    )
 
     def runs_on_device(self, device_type: str) -> bool:
         """Whether the kernel can run on devices of a type, such as `cuda`."""
@@ -189,8 +185,7 @@ def attend_with_capped_distance(
     `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023).
 
     Args:
-        q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.
-        positions: positions (C,) of the queries and (N,) of the keys."""
+        q, k, v: unrotated. positions: of the queries (C,) and of the keys (N,)."""
     query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)

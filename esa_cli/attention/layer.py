@@ -55,8 +55,7 @@ class SelectiveAttention:
         self._changed: tuple[object, Rope] | None = None
 
     def choose_rope(self, cached_token_count: int) -> Rope:
-        """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
-        model or of the method's position encoding."""
+        """Returns the rotary embedding of the model or method for a number of cached tokens."""
         if not self.rope.rotates:
             return self.rope
         inverse, factor = self.rope.get_inverse_frequencies()
@@ -74,11 +73,8 @@ class SelectiveAttention:
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
         """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
-        tokens. `sink` has the logits (H,) of the model's attention sink, if any.
-
-        Raises:
-            SurveyPassComplete: the selector needs no further layer of the survey pass.
-            PluginError: a plugin fails."""
+        tokens. `sink` has the logits (H,) of the model's attention sink, if any. Raises
+        SurveyPassComplete: the selector needs no further layer of the survey pass. PluginError."""
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
         if query.phase is Phase.QUESTION and query.turn_start is None:

@@ -21,12 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A method of selective attention, with its window sizes and parts.
-
-    Args:
-        reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
-            selected tokens, too; or `local`, to I and L only. Questions and answers always select.
-        kernel: the name of the attention kernel, or `auto`; see `kernels.choose_kernel_name`."""
+    """A method of selective attention. In a prefill, a document's chunks attend to selected tokens,
+    too, as in the ESA paper (`reading` is `select`), or to I and L only (`local`)."""
 
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopKSelector)
@@ -34,11 +30,10 @@ class Method:
     compressor: Compressor = field(default_factory=ClosedFormCompressor)
     position: PositionEncoding = field(default_factory=FixedDistancePositions)
     reading: Literal["select", "local"] = "select"
-    kernel: str = "auto"
+    kernel: str = "auto"  # see `kernels.choose_kernel_name`
 
     def get_reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """Returns the settings on which reduced keys depend, which are the compressor and the
-        distance to which queries are rotated."""
+        """Returns what reduced keys depend on: compressor and distance of rotated queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -49,20 +44,15 @@ FETCH_KEPT = 4096
 
 @dataclass
 class LayerMemory:
-    """One layer's KV cache of one document, and the projection that was fitted during prefill.
-
-    Args:
-        states: the selectors' layer states, by index of the layer and class of selector.
-        projection: the compressor's projection (equation (5)), or None to score with whole keys.
-        fitted: whether the compressor has been fitted.
-        fetched: positions, keys and values of the far tokens of the answer's last token."""
+    """One layer's KV cache of one document, and the projection that was fitted during prefill."""
 
     layer: int
     store: KVStore
-    states: dict[Any, LayerState] = field(default_factory=dict)
+    states: dict[Any, LayerState] = field(default_factory=dict)  # by layer and selector class
     moments: Moments = field(default_factory=Moments)
-    projection: Projection | None = None
-    fitted: bool = False
+    projection: Projection | None = None  # of equation (5); None: scores use whole keys
+    fitted: bool = False  # whether the compressor has been fitted
+    # Positions, keys and values of the far tokens of the answer's last token.
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def add_to_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
@@ -83,8 +73,7 @@ class LayerMemory:
             moments.add_tokens(fold(q.float(), self.store.heads), concat_key_heads(keys), stop)
 
     def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
-        """Computes the missing reduced keys (equation (6)) of tokens before `end_position`, and
-        returns the layer's projection."""
+        """Reduces the keys before `end_position` (equation (6)); returns the projection."""
         if not method.score.features:
             return None
         if not self.fitted:
@@ -147,11 +136,8 @@ class LayerMemory:
 @dataclass
 class KVSharingLayerMemory(LayerMemory):
     """The memory of a layer that has only queries, and attends to another layer's keys and values,
-    as in Gemma 3n and 4.
-
-    Args:
-        source: the memory of the layer with keys and values. The source memory has the store, the
-            projection and the selectors' states, under the index of the layer with queries."""
+    as in Gemma 3n and 4. The memory of that layer, `source`, has the store, the projection and the
+    selectors' states, under the index of the layer with queries."""
 
     source: LayerMemory = field(kw_only=True)
 

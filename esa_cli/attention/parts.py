@@ -22,14 +22,10 @@ from esa_cli.system.machine import is_out_of_memory_error
 
 @dataclass
 class Moments:
-    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries q and keys k.
+    """Sums over a layer's tokens of q q^T and k k^T, each (F, F), for folded queries and keys."""
 
-    Args:
-        count: number of added tokens. seen: position after the last added token.
-        queries, keys: the sums over folded queries and over folded keys."""
-
-    count: int = 0
-    seen: int = 0
+    count: int = 0  # of added tokens
+    seen: int = 0  # position after the last added token
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 
@@ -51,8 +47,7 @@ def require_at_least(minimum: float, **settings: float | None) -> None:
 
 
 class Score(ABC):
-    """Base class of rules that score how important each middle token is for the current tokens, as
-    equations (3) and (4) of the ESA paper do."""
+    """Base class of rules that score each middle token for a chunk, as equations (3) and (4) do."""
 
     @property
     def features(self) -> bool:
@@ -131,8 +126,7 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """Base class of rules that load or fit each layer's projection of queries and keys to fewer
-    dimensions, as in equation (5) of the ESA paper."""
+    """Base class of rules that load or fit a layer's projection, as in equation (5)."""
 
     fit_tokens: int = 0
     """Number of the document's first tokens whose moments `fit` needs."""

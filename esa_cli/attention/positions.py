@@ -45,12 +45,9 @@ def make_single_query_positions(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """Places all far tokens at one `distance`, and near tokens in order, as in the ESA paper.
+    """Places all far tokens at one `distance`, and near tokens in order, as in the ESA paper."""
 
-    Args:
-        distance: w, the relative position of every far token."""
-
-    distance: int = 4096
+    distance: int = 4096  # w, the relative position of every far token
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         return make_consecutive_positions(local, chunk)
@@ -62,12 +59,9 @@ class FixedDistancePositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class ContiguousPositions(PositionEncoding):
-    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does.
+    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does."""
 
-    Args:
-        distance: distance of far tokens when scores use rotated queries."""
-
-    distance: int = 2048
+    distance: int = 2048  # of far tokens when scores use rotated queries
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         return make_consecutive_positions(local, chunk, first_position=far)
@@ -79,12 +73,9 @@ class ContiguousPositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class TruePositions(PositionEncoding):
-    """Places every token at its position in the document, even beyond the trained window.
+    """Places every token at its position in the document, even beyond the trained window."""
 
-    Args:
-        distance: distance of far tokens when scores use rotated queries."""
-
-    distance: int = 2048
+    distance: int = 2048  # of far tokens when scores use rotated queries
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         return make_consecutive_positions(local, chunk, first_position=start - local)

@@ -135,8 +135,7 @@ class NormWeightedRope(Rope):
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
 
-    Raises:
-        ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
+    Raises ModelError: a norm weight is 0, or the weights of queries and keys differ in sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.preallocate, plain.pairs)
@@ -168,11 +167,8 @@ class NormWeightedRope(Rope):
 
 
 class FixedFrequencyRotaryModule(nn.Module):
-    """A rotary module with given frequencies, called like the transformers model's own module.
-
-    Args:
-        inverse: inverse frequencies (R / 2,) in radians per token.
-        factor: the factor of cosines and sines."""
+    """A rotary module with given inverse frequencies (R / 2,), in radians per token, and a factor
+    of cosines and sines, called like the transformers model's own module."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()

@@ -24,8 +24,7 @@ Blocks = Iterator[tuple[int, Tensor]]
 def cache_scores_if_few(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks of scores at each call, from a cache unless there
-    are more than `KEEP_ELEMENTS` scores."""
+    """Returns a function that yields all blocks of scores, cached up to `KEEP_ELEMENTS`."""
     if score_count > KEEP_ELEMENTS:
         return compute_blocks
     kept = list(compute_blocks())
@@ -35,13 +34,9 @@ def cache_scores_if_few(
 @dataclass(frozen=True)
 class LogitSum(Score):
     """The ESA paper's score, which sums logits over heads (equation (3)), subtracts each query's
-    maximum, and takes the maximum over queries (equation (4)).
+    maximum, and takes the maximum over queries (equation (4))."""
 
-    Args:
-        rotate: whether queries are first rotated to the far distance; the paper does not say."""
-
-    rotate: bool = False
-
+    rotate: bool = False  # whether queries are rotated to the far distance; the paper does not say
     features = True
 
     @property
@@ -87,12 +82,9 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TopKSelector(Selector):
-    """Selects the k middle tokens with the highest scores, once for all heads of the layer.
+    """Selects the k middle tokens with the highest scores, once for all heads of the layer."""
 
-    Args:
-        proximity: epsilon of Eq. (8), which is 3 in the main tables of the ESA paper."""
-
-    proximity: int = 1
+    proximity: int = 1  # epsilon of Eq. (8), which is 3 in the main tables of the ESA paper
 
     def __post_init__(self) -> None:
         require_at_least(0, proximity=self.proximity)

@@ -106,8 +106,7 @@ class KVStore(Protocol):
     def get_reduced_blocks(
         self, start: int, stop: int, max_tokens: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
-        token's position and the reduced keys (n, R)."""
+        """Yields blocks of reduced keys: the first token's position, and the keys (n, R)."""
 
     def crop(self, negative_count: int) -> None:
         """Removes the last tokens; a `negative_count` of -3 removes three tokens."""
@@ -115,57 +114,33 @@ class KVStore(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What a score or selector sees in one layer: a chunk's queries and the tokens to select from.
-
-    Args:
-        layer: index of the layer.
-        layers: ascending indices of the layers that run the method; empty if they are unknown.
-        start: absolute position of the first current token.
-        queries: (H, C, D), unrotated.
-        store: the layer's keys and values. low, high: the middle tokens M are [low, high).
-        local: number of local tokens L, which end before position `start`.
-        distance: the position encoding's query position for far tokens, with keys at 0.
-        scale: the model's factor of q . k. cap: the model's soft cap of logits; 0 for none.
-        score: the method's `Score`.
-        projection: the fitted compressor of this layer, or None.
-        decoding: whether the chunk is one token of an answer.
-        query: the state of the question. states: the layer states, by layer and selector class.
-        lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes."""
+    """What a score or selector sees in one layer: a chunk's queries and the tokens to select from,
+    the middle tokens M at positions [low, high)."""
 
     layer: int
-    start: int
-    queries: Tensor
+    start: int  # absolute position of the first current token
+    queries: Tensor  # (H, C, D), unrotated
     store: KVStore
     low: int
     high: int
-    local: int
-    distance: int
-    scale: float
+    local: int  # number of local tokens L, which end before position `start`
+    distance: int  # the position encoding's query position for far tokens, with keys at 0
+    scale: float  # the model's factor of q . k
     rope: Rope
-    score: Any
-    layers: Sequence[int] = ()
-    cap: float = 0.0
-    projection: Projection | None = None
-    decoding: bool = False
+    score: Any  # the method's `Score`
+    layers: Sequence[int] = ()  # ascending, those that run the method; empty if they are unknown
+    cap: float = 0.0  # the model's soft cap of logits; 0 for none
+    projection: Projection | None = None  # the layer's fitted compressor
+    decoding: bool = False  # whether the chunk is one token of an answer
     query: QueryState = field(default_factory=QueryState)
-    states: dict[Any, LayerState] = field(default_factory=dict)
-    lse: Tensor | None = None
+    states: dict[Any, LayerState] = field(default_factory=dict)  # by layer and selector class
+    lse: Tensor | None = None  # (H, C) log-sum-exp of the whole attention, in `observe` only
 
     @property
     def last_scoring_layer(self) -> int | None:
         """Index of the last layer with nonzero scores; None stands for the model's last layer."""
         last: int | None = self.score.last_layer
         return last
-
-    @property
-    def is_first_method_layer(self) -> bool:
-        """Whether the step's layer is the first layer that runs the method."""
-        return self.layer <= (self.layers[0] if self.layers else 0)
-
-    @property
-    def is_last_method_layer(self) -> bool:
-        """Whether the step's layer is the last layer that runs the method; True if unknown."""
-        return not self.layers or self.layer >= self.layers[-1]
 
     @property
     def middle(self) -> int:
@@ -216,8 +191,7 @@ class Step:
         return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D), which `rotate` rotates so that dot products with unrotated
-        keys are attention logits at the far distance."""
+        """Returns the queries (H, C, D), by `rotate` at the far distance from unrotated keys."""
         q = self.queries
         return self.rope.rotate_to_far_distance(q, self.distance) if rotate else q
 
@@ -246,8 +220,7 @@ class Step:
     def _compute_logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
-        """Computes the attention logits (H, C, n) of queries (H, C, D) for the keys (G, n, D) of
-        the key heads `groups`, or of all."""
+        """Computes logits (H, C, n) of queries (H, C, D) for keys (G, n, D) of `groups` or all."""
         count, chunk, dim = q.shape
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:
@@ -276,22 +249,14 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A record of the tokens to which a chunk attends in one layer, with their positions.
+    """A record of the tokens to which a chunk attends in one layer, with their positions. While an
+    answer is `decoding`, a chunk has several tokens if their far tokens are the same."""
 
-    Args:
-        decoding: whether the chunk is an answer's tokens, several if their far tokens are the same.
-        far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
-            head.
-        near_positions: positions of local and current tokens.
-        far_positions: positions of the tokens in each tensor of `far`.
-        scaled: the queries times the factors of the position encoding and the model.
-        max_distance: the largest distance of near tokens, or None."""
-
-    far: Selection
-    near_positions: Positions
-    far_positions: Sequence[Positions]
-    scaled: Tensor
-    max_distance: int | None
+    far: Selection  # absolute positions (n,) of I and the selected tokens, for all heads or each
+    near_positions: Positions  # of local and current tokens
+    far_positions: Sequence[Positions]  # of the tokens in each tensor of `far`
+    scaled: Tensor  # the queries times the factors of the position encoding and the model
+    max_distance: int | None  # of near tokens
     lse: Tensor
 
     @property

@@ -1,7 +1,6 @@
 """Has a method's window sizes and the state of a question, and cuts forward calls into chunks.
 
-This module does not import torch, so that presets are checked quickly.
-"""
+This module does not import torch, so that presets are checked quickly."""
 
 from __future__ import annotations
 
@@ -15,14 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class QuestionAndText:
-    """The text of each token of the documents, and the text of the question.
+    """The text of each token of the documents, which `pieces` returns, and of the question. The
+    `results` of `once`, by key, last as long as the documents are cached."""
 
-    Args:
-        question: the question's own words, without the prompt around them.
-        pieces: a function that returns the text of each token of the documents.
-        results: results of `once` by key, which last as long as the documents are cached."""
-
-    question: str
+    question: str  # without the prompt around it
     pieces: Callable[[], Sequence[str]]
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
@@ -51,65 +46,46 @@ class SurveyPassComplete(Exception):
 
 @dataclass
 class QueryState:
-    """The state of one question and its answer, which all layers share.
-
-    Args:
-        turn_start: position at which the turn begins, earlier turns of a conversation included;
-            None stands for the start of the first chunk of phase QUESTION.
-        question: positions [first, last) of the question span, or None if they are unknown.
-        answer_start: position at which the answer begins, or None if it is unknown.
-        surveying: whether this is the first of two passes, which is only for scores.
-        trace: a function that is called with each chunk's `ChunkTrace`.
-        text: the text of documents and question, or None if unknown (stock `generate`, prefill).
-        dense: whether the question had full attention; if so, the answer has, too.
-        stop: position after the last token processed.
-        selector: the selector's turn state, see `Selector.new_turn_state`."""
+    """The state of one question and its answer, which all layers share. Positions that are unknown
+    are None, and so is the text in a prefill and in stock `generate`."""
 
     phase: Phase = Phase.AUTO
+    # Where the turn begins, earlier turns of a conversation included; None stands for the start of
+    # the first chunk of phase QUESTION.
     turn_start: int | None = None
-    question: tuple[int, int] | None = None
+    question: tuple[int, int] | None = None  # positions [first, last) of the question span
     answer_start: int | None = None
-    surveying: bool = False
-    trace: Callable[[Any], None] | None = None
+    surveying: bool = False  # whether this is the first of two passes, which is only for scores
+    trace: Callable[[Any], None] | None = None  # called with each chunk's `ChunkTrace`
     text: QuestionAndText | None = field(default=None, repr=False)
-    dense: bool = False
-    stop: int = 0
-    selector: Any = field(default=None, repr=False)
+    dense: bool = False  # whether the question had full attention; if so, the answer has, too
+    stop: int = 0  # position after the last token processed
+    selector: Any = field(default=None, repr=False)  # see `Selector.new_turn_state`
 
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """A chunk of a forward call, which is the tokens at absolute positions [start, stop).
-
-    Args:
-        select: whether the chunk attends to selected middle tokens.
-        decoding: whether the chunk is one token of the answer."""
+    """A chunk of a forward call, which is the tokens at absolute positions [start, stop)."""
 
     start: int
     stop: int
-    select: bool
-    decoding: bool = False
+    select: bool  # whether the chunk attends to selected middle tokens
+    decoding: bool = False  # whether the chunk is one token of the answer
 
 
 @dataclass(frozen=True)
 class Window:
-    """How many initial, selected and local tokens a chunk attends to, and the chunk's size.
+    """How many initial, selected and local tokens a chunk attends to, and the chunk's size."""
 
-    Args:
-        initial: l_I, the document's first tokens; always attended to.
-        selected: k, middle tokens selected in each step.
-        local: l_L, the tokens right before the current ones; always attended to.
-        chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
-        ending: number of tokens at the document's end that a question and its answer attend to;
-            None stands for the paper's rule, the l_L tokens before the current ones.
-        dense: the largest number of cached tokens with full causal attention at true positions;
-            None stands for l_I + k + l_L, with which all tokens fit into the budget."""
-
-    initial: int = 64
-    selected: int = 1024
-    local: int = 1024
-    chunk: int = 512
+    initial: int = 64  # l_I, the document's first tokens; always attended to
+    selected: int = 1024  # k, middle tokens selected in each step
+    local: int = 1024  # l_L, the tokens right before the current ones; always attended to
+    chunk: int = 512  # l_C, current tokens that share one selection; longer inputs are cut
+    # The largest number of cached tokens with full causal attention at true positions; None stands
+    # for l_I + k + l_L, with which all tokens fit into the budget.
     dense: int | None = None
+    # Number of tokens at the document's end that a question and its answer attend to; None stands
+    # for the paper's rule, the l_L tokens before the current ones.
     ending: int | None = None
 
     def __post_init__(self) -> None:
@@ -135,8 +111,7 @@ class Window:
     def split_forward_call(
         self, reading_mode: str, call_start: int, call_stop: int, query_state: QueryState
     ) -> Iterator[TokenChunk]:
-        """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
-        `chunk` tokens, of which only the first may be shorter."""
+        """Cuts [call_start, call_stop) into chunks, of which only the first may be shorter."""
         count, size = call_stop - call_start, self.chunk
         if query_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.

@@ -19,7 +19,6 @@ from esa_cli.errors import UsageError
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SIGNS = str.maketrans(dict.fromkeys(string.punctuation + "“”‘’—–", " "))
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
@@ -44,12 +43,6 @@ def compute_word_bag_f1(output_words: Sequence[str], gold_words: Sequence[str]) 
     """Returns the F1, which is the harmonic mean of precision and recall, of two bags of words."""
     common = sum((Counter(output_words) & Counter(gold_words)).values())
     return 2 * common / (len(output_words) + len(gold_words)) if common else 0.0
-
-
-def split_bare_words(text: str) -> list[str]:
-    """Splits a text at spaces and punctuation into lower-case words without articles."""
-    words = text.lower().translate(_SIGNS).split()
-    return [word for word in words if word not in ("a", "an", "the")]
 
 
 def compute_share_of_right_numbers(output: str, gold: str) -> float:

@@ -54,10 +54,9 @@ def ask_unanswered_questions(
     on_result_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
     Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Asks the questions that have no row in the result file, and appends a row for each answer.
-    Returns False if the deadline, a time of `time.monotonic`, passed before all were asked. Raises
-    UsageError, as `has_result_row`. LengthError: a question is too long, unless `on_left_out` is
-    given, which is then called with the question."""
+    """Asks the questions that have no row in the result file, and appends their rows. Returns False
+    if the deadline, a time of `time.monotonic`, passed before. Raises UsageError, as
+    `has_result_row`. LengthError: a question is too long, without `on_left_out`."""
 
     def is_past_deadline() -> bool:
         return deadline is not None and time.monotonic() >= deadline

@@ -32,8 +32,7 @@ from esa_cli.system.text import (
 
 
 def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Tensor]:
-    """Returns a function that scores tokens for a question, by an index of the content words in
-    each window of `window` tokens, with the texts `pieces`."""
+    """Returns a function that scores the tokens `pieces` by the words of their windows."""
     tokens, half = len(pieces), window // 2
     vocabulary: dict[str, int] = {}
     halves: list[list[int]] = [[] for _ in range(-(-tokens // half))]
@@ -83,8 +82,8 @@ class Bm25Score(Score):
 
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
-        text = step.text
-        if text is None or (self.layers == "first" and not step.is_first_method_layer):
+        text, first_layer = step.text, min(step.layers, default=0)
+        if text is None or (self.layers == "first" and step.layer > first_layer):
             return out
         score_tokens = text.once(
             ("bm25", self.window), lambda: make_token_scorer(text.pieces(), self.window)

@@ -192,9 +192,8 @@ def build_esa_consensus_settings(preset: PresetSizes) -> dict[str, Any]:
 
 def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of tokens have mean 0 and
-    standard deviation 1; returns zeros if all windows have the same mean.
-
-    A token without a score (-inf) counts as the token with the lowest finite score."""
+    standard deviation 1; returns zeros if all windows have the same mean. A token without a score
+    (-inf) counts as the token with the lowest finite score."""
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)

@@ -32,8 +32,7 @@ from esa_cli.system.registry import PLUGIN_PREFIX, list_entries_of_module, remov
 
 @cache
 def load_installed_plugins() -> None:
-    """Imports every module of the entry-point group `esa.plugins`, once per process. Raises
-    PluginError, which names the plugin that does not load."""
+    """Imports the entry points `esa.plugins`, once. Raises PluginError: one does not load."""
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()

@@ -97,11 +97,8 @@ def find_registered_class(kind: str, name: str) -> type:
 
 
 def build_method_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes an object of the class that `options['name']` names, with the other options as fields.
-
-    Raises:
-        PresetError: a name or field is unknown, or the class refuses a value.
-        PluginError: a field has a type that a preset cannot hold."""
+    """Makes an object of the class `options['name']`, with the other options as fields. Raises
+    PresetError: a name, field or value is wrong. PluginError: a preset cannot hold a type."""
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):
@@ -237,11 +234,8 @@ def find_kind_without_source_file(method: Method) -> str:
 
 
 def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
-    """Replaces file paths in the settings of a class by hashes of the files' contents.
-
-    Args:
-        files: paths of files that the part loads besides that of the setting `file`. Files that no
-            setting names are hashed under `files`."""
+    """Replaces file paths in the settings of a class by hashes of the files' contents. `files` are
+    those that the part loads; the hashes of files that no setting names are under `files`."""
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:

@@ -112,7 +112,8 @@ class PhraseAttentionScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
-        if (self.layers == "last" and not step.is_last_method_layer) or not step.middle:
+        last_layer = max(step.layers, default=0)
+        if (self.layers == "last" and step.layer < last_layer) or not step.middle:
             return out
         own = step.own
         if own is not None and bool(own.any()):

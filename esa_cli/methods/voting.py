@@ -44,23 +44,21 @@ def combine_heads(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises each head's logits over middle tokens, and then combines heads.
-
-    Args:
-        rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
-            heads of the logit less a maximum over M.
-        contrast: whether the rule softmax subtracts the scores of the prompt around the question,
-            since a token that any prompt attends to answers no question (esa's addition).
-        normalise: which maximum the rule max subtracts, each head's (`head`) or that of all heads
-            (`query`), as in the paper's individual selection.
-        heads: (layer, query head) pairs that score; empty stands for all. Other layers score 0 and
-            load no keys. With selectors that do not sum the layers, all heads score."""
+    """A score that normalises each head's logits over middle tokens, and then combines heads: the
+    rule `softmax` sums the heads' attention weights over M, and `max` takes the maximum over heads
+    of the logit less a maximum over M."""
 
     rule: Literal["softmax", "max"] = "softmax"
     rotate: bool = True  # whether scores use the logits of attention at the far distance
     shortlist: int = 0  # number of tokens that the score `sum` preselects; 0 stands for all
+    # Whether the rule softmax subtracts the scores of the prompt around the question, since a token
+    # that any prompt attends to answers no question (esa's addition).
     contrast: bool = False
+    # Which maximum the rule max subtracts: each head's, or that of all heads, as in the paper's
+    # individual selection.
     normalise: Literal["head", "query"] = "head"
+    # Pairs of a layer and a query head that score; empty stands for all. Other layers score 0 and
+    # load no keys. With selectors that do not sum the layers, all heads score.
     heads: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:

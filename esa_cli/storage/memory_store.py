@@ -46,9 +46,8 @@ def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], first_row: int, end_row: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yields (part index, first row in the part, end row in the part) for each part of a matrix
-    that a range of rows overlaps. `part_starts` lists the first row of each part and then, as the
-    last number, how many rows the matrix has."""
+    """Yields (part index, first row in the part, end row in the part) for each part that a range of
+    rows overlaps. `part_starts` lists each part's first row, and then the number of all rows."""
     while first_row < end_row:
         part = bisect_right(part_starts, first_row) - 1
         end_in_part = min(end_row, part_starts[part + 1])
@@ -165,9 +164,8 @@ def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tup
 
 
 class MemoryKVStore:
-    """The keys, values and reduced keys of all tokens in one layer, kept in memory. `shared` keys
-    are also the values (MLA); `on_host`, both are in host memory, not on the computing device. A
-    GPU allocates memory for `expected` tokens."""
+    """The keys, values and reduced keys of one layer's tokens in memory. `shared` keys are also the
+    values (MLA); `on_host`, both are in host memory. A GPU gets room for `expected` tokens."""
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -382,9 +380,8 @@ class PrefilledDocument:
 
 
 class ConcatenatedProjections(Projection):
-    """The projections of concatenated documents, each of which has reduced its own keys; `starts`
-    has the position of each document's first token. A question follows the last document, whose
-    projection reduces the keys of the question."""
+    """The projections of concatenated documents, whose first tokens are at the positions `starts`;
+    the last document's, which a question follows, reduces the question's keys."""
 
     def __init__(self, starts: Sequence[int], projections: Sequence[Projection]) -> None:
         self.starts, self.projections = starts, projections

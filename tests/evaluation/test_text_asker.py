@@ -119,7 +119,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     session: Session, folder: Path
 ) -> None:
     seen: list[str] = []
-    asker = BenchAnswerer(session, "text", chosen(folder), lambda record: seen.append(record.id))
+    asker = BenchAnswerer(session, "text", chosen(folder), lambda _, record: seen.append(record.id))
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))

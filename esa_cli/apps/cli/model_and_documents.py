@@ -196,8 +196,8 @@ class DocumentOpener:
         if self._catalogue is None or limit is None:
             limit = len(order)
         else:
-            ranked = [text.digest for text in self._catalogue.texts.rank_texts(question)]
-            ranked = [digest for digest in ranked if digest in candidates]
+            found = self._catalogue.texts.rank_texts(question)
+            ranked = [digest for digest in found if digest in candidates]
             order = list(dict.fromkeys([*ranked, *order]))
             limit = max(1, len(ranked)) if all_that_match else limit
         books, skipped = list[Book](), 0
@@ -294,9 +294,8 @@ class DocumentOpener:
 
 
 class LazyPassageFinder:
-    """Finds passages with BM25 alone, until a document has a token index or must be ingested, and
-    the model is loaded. The preset is one from `make_preset_for_finding`; with `ingests_new`
-    documents without a token index are ingested before the search."""
+    """Finds passages with BM25 alone until a document has a token index or, with `ingests_new`,
+    must get one, and the model is loaded. The preset is from `make_preset_for_finding`."""
 
     def __init__(
         self, preset: Preset, model: ModelOptions, library: Library, reporter: Reporter,

@@ -58,13 +58,10 @@ class AccessLogMiddleware:
             }
             if not self._with_questions:
                 line.pop("question", None)
-            self._write_line(json.dumps(line))
-
-    def _write_line(self, line: str) -> None:
-        try:
-            self._file.write(line + "\n")
-            self._file.flush()
-        except OSError as error:
-            if self._is_writable:
-                self._warn(f"the log cannot be written: {error.strerror}")
-            self._is_writable = False
+            try:
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
+            except OSError as error:
+                if self._is_writable:
+                    self._warn(f"the log cannot be written: {error.strerror}")
+                self._is_writable = False

@@ -24,12 +24,8 @@ from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.library_texts import (
-    FileIndexer,
-    LibraryText,
-    load_library_texts,
-    rebuild_stored_document,
-)
+from esa_cli.qa.ingestion import library_texts
+from esa_cli.qa.ingestion.library_texts import LibraryText
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import encode_text, has_lone_surrogate
@@ -215,7 +211,7 @@ class AllowedDocuments:
         if not self.has_stored:
             return {}
         found = {}
-        for text in load_library_texts(self.library).texts:
+        for text in library_texts.load_library_texts(self.library).texts:
             digits = hashlib.blake2b(encode_text(text.path), digest_size=6).hexdigest()
             id = STORED + (text.entries[0].id if text.entries else digits)
             found[id] = RequestableDocument(id, text=text)
@@ -277,7 +273,7 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.document}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
-            changes = FileIndexer(catalogue).index_files(list(files), progress)
+            changes = library_texts.FileIndexer(catalogue).index_files(list(files), progress)
             if refused := changes.refused_records:
                 names = shorten_name_list([files[record.path].id for record in refused])
                 count = "1 file" if len(refused) == 1 else f"{len(refused):,} files"
@@ -286,12 +282,11 @@ class AllowedDocuments:
                 texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
                 catalogue.index_stored_texts()
-            order = [text.digest for text in catalogue.texts.rank_texts(question)]
+            order = catalogue.texts.rank_texts(question)
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
     def read_named_document(self, document_name: str) -> Document:
-        """Reads one document without using the model, in any thread. Raises DocumentError. ApiError
-        403, 404: the document is missing or may not be named."""
+        """Reads a document without the model, in any thread. Raises DocumentError, ApiError."""
         named = self._resolve_document(document_name, cache(self.list_stored_texts))
         return self._books.read_document(named.get_cache_key(), partial(self._load_document, named))
 
@@ -300,7 +295,7 @@ class AllowedDocuments:
         if named.document and not named.path:
             return named.document
         if named.text and named.text.entries:
-            return rebuild_stored_document(self.library, named.text.entries[0])
+            return library_texts.rebuild_stored_document(self.library, named.text.entries[0])
         try:
             return read_document(named.text.path if named.text else named.path)
         except DocumentError as error:

@@ -143,8 +143,7 @@ def make_lazily_loaded_esa(load_model: Callable[[], Esa]) -> Esa:
 
 
 class McpDocumentTools:
-    """The tools of an MCP server; each method is a tool that returns a JSON object. Tools with the
-    parameter `job` must run in the server's `JobThread`."""
+    """The tools of an MCP server, which return JSON; those with `job` run in its `JobThread`."""
 
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter

@@ -120,8 +120,8 @@ class BenchAnswerer:
     """Answers the questions of a benchmark's records with one method, by greedy decoding."""
 
     def __init__(
-        self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
-        Progress | None],
+        self, session: Session, method: str, preset: Preset,
+        make_progress: Callable[[str, BenchRecord], Progress | None],
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
         self.make_progress = make_progress
@@ -159,7 +159,7 @@ class BenchAnswerer:
 
     def _prefill_or_index_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
-        progress = self.make_progress(record)
+        progress = self.make_progress(self.method, record)
         if self._text is not None:
             self._text.index_text(record.document, progress)
         else:

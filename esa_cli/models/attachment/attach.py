@@ -33,11 +33,7 @@ from esa_cli.models.attachment.layer_traits import (
     list_attention_modules,
     make_attention_traits,
 )
-from esa_cli.models.files.families import (
-    check_esa_supports_config,
-    get_model_family,
-    map_key_source_layers,
-)
+from esa_cli.models.files import families
 
 NAME = "esa"
 
@@ -60,7 +56,7 @@ class IdentityRotaryEmbedding(nn.Module):
 
 def get_last_token_only_options(config: Any) -> dict[str, int]:
     """Returns options by which layers without keys compute only the last token."""
-    return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
+    return {"logits_to_keep": 1} if families.get_model_family(config).skips_tokens else {}
 
 
 def _replace_configs_by_copies(model: nn.Module) -> list[tuple[Any, Any]]:
@@ -138,10 +134,10 @@ class AttachedModel(AbstractContextManager["AttachedModel"]):
     model is not supported, or is attached already."""
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
-        check_esa_supports_config(model.config)
+        families.check_esa_supports_config(model.config)
         self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
-        modules, family = list_attention_modules(model), get_model_family(model.config)
+        modules, family = list_attention_modules(model), families.get_model_family(model.config)
         self._attending = [module for module in modules if module is not None]
         rotary = getattr(self.body, "rotary_emb", None)
         # The model, one that contains it or one inside it.
@@ -158,7 +154,7 @@ class AttachedModel(AbstractContextManager["AttachedModel"]):
         AttentionInterface.register(NAME, _compute_esa_attention)
         AttentionMaskInterface.register(NAME, _refuse_padding_mask)
         self._bare = rotary, (configs := _replace_configs_by_copies(model))
-        shares_keys = bool(map_key_source_layers(model.config))
+        shares_keys = bool(families.map_key_source_layers(model.config))
         calls = _register_forward_call_hooks(self.body, self.forward_pass, shares_keys)
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False

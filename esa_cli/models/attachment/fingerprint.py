@@ -141,8 +141,7 @@ def make_query_rotation_metadata(method: Method) -> dict[str, str]:
 
 
 def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Raises PresetError if a compressor of keys was fitted to another model than `model`, or to
-    queries that are rotated differently than in `method`."""
+    """Raises PresetError if a compressor fits another model, or otherwise rotated queries."""
     from esa_cli.attention.parts import report_plugin_errors
 
     with report_plugin_errors({"compressor": compressor}):

@@ -53,8 +53,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values (1, G, C, D) of C tokens, with G key/value heads of dimension D;
-        ESA ignores what is returned."""
+        """Appends keys and values (1, G, C, D) of C tokens; ESA ignores what is returned."""
         keys, values = key_states[0].detach(), value_states[0].detach()
         if self.latent:
             keys = values = torch.cat((values, keys), dim=-1)
@@ -333,8 +332,7 @@ class EsaCache(Cache):
                 layer.crop(-extra)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last tokens from the cache; as in transformers, `tokens_to_remove` is their
-        negative number. Raises UsageError: see `truncate`."""
+        """Removes -`tokens_to_remove` tokens at the end. Raises UsageError: see `truncate`."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))

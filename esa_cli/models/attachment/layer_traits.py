@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from esa_cli.attention.rope import FixedFrequencyRotaryModule, NormWeightedRope, NoRope, Rope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
-from esa_cli.models.files.families import (
-    ModelFamily,
-    get_model_family,
-    list_layer_types,
-    map_key_source_layers,
-)
+from esa_cli.models.files.families import ModelFamily
 from esa_cli.models.text_passes.text_forward import is_unquantised_weight
 
 if TYPE_CHECKING:
@@ -29,8 +24,8 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 
 def list_attention_modules(model: Any) -> list[Any | None]:
     """Returns each layer's attention module, or None for a layer without attention."""
-    name, modules = get_model_family(model.config).projections[-1], list[Any | None]()
-    readers = map_key_source_layers(model.config)
+    name, modules = families.get_model_family(model.config).projections[-1], list[Any | None]()
+    readers = families.map_key_source_layers(model.config)
     for layer in model.base_model.layers:
         own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
         for module in own if isinstance(own, nn.ModuleList) else [own]:
@@ -41,13 +36,15 @@ def list_attention_modules(model: Any) -> list[Any | None]:
 
 def list_kv_layers(model: Any) -> list[int]:
     """Returns the indices of the layers of a model that store keys and values."""
-    readers, modules = map_key_source_layers(model.config), enumerate(list_attention_modules(model))
+    readers = families.map_key_source_layers(model.config)
+    modules = enumerate(list_attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
 
 
 def list_qkv_projections(model: Any) -> list[list[Any]]:
     """Returns the query, key and value projections of each layer that stores keys."""
-    names, modules = get_model_family(model.config).projections, list_attention_modules(model)
+    names = families.get_model_family(model.config).projections
+    modules = list_attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in list_kv_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
 
@@ -87,7 +84,7 @@ def make_attention_traits(
     config: Any, rotary_module: nn.Module | None, attention_modules: Sequence[Any | None]
 ) -> list[AttentionTraits | None]:
     """Returns each layer's attention traits, or None for a layer without attention."""
-    family, types = get_model_family(config), list_layer_types(config)
+    family, types = families.get_model_family(config), families.list_layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
     unrotated, temperature = NoRope(), _make_query_scaling_function(config)
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary_module is not None else ()
@@ -106,7 +103,7 @@ def make_attention_traits(
 
 
 def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
-    types = list_layer_types(config)
+    types = families.list_layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
     if rule == "hybrid":
         rule = "sliding" if config.sliding_window is not None else ""

@@ -187,9 +187,8 @@ def check_weight_dtypes(weights: Iterable[WeightInfo], quantization: Mapping[str
 def compute_weight_bytes(
     folder: Path, weight_bytes: int, matrix_weight_bytes: float = 0, keep_quantised: bool = False
 ) -> int:
-    """Returns how many bytes all weights in a model's folder take in memory, if one weight takes
-    `weight_bytes`, and one in a matrix that esa quantises `matrix_weight_bytes`, or 0 for none.
-    Weights that are stored quantised stay so if `keep_quantised`."""
+    """Returns the bytes in memory of a folder's weights, if one takes `weight_bytes`, and one in a
+    matrix that esa quantises `matrix_weight_bytes`, or 0 for none. Quantised ones may be kept."""
     weights = list_language_model_weights(folder)
     settings = find_quantization_config(read_config_json(folder))
     check_weight_dtypes(weights, settings)

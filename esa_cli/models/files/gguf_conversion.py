@@ -18,13 +18,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import EsaError, ModelError, get_first_line
-from esa_cli.models.files.gguf_file import (
-    GGUF_FAMILIES,
-    SAFETENSORS,
-    GgufFamily,
-    GgufFile,
-    make_config_from_gguf,
-)
+from esa_cli.models.files import gguf_file
+from esa_cli.models.files.gguf_file import GGUF_FAMILIES, SAFETENSORS, GgufFamily, GgufFile
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.progress import StageProgress
 
@@ -60,7 +55,7 @@ def _write_config_and_weights(file: GgufFile, output_folder: Path, report: Stage
     if family is None:
         message = f"{file.path.name} has the architecture '{file.architecture[:80]}'"
         raise ModelError(f"{message}; esa converts only {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
-    config = make_config_from_gguf(file, family)
+    config = gguf_file.make_config_from_gguf(file, family)
     automatic: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = automatic.from_config(config)

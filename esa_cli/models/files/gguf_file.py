@@ -25,8 +25,7 @@ _MAX_PARTS = 1 << 21
 
 
 class _SafeGgufReader(GGUFReader):
-    """Reads headers of GGUF files as the package gguf does, but refuses offsets beyond the file's
-    end, and headers so long that they could fill the memory."""
+    """Reads GGUF headers, but refuses offsets beyond the file's end, and endless headers."""
 
     parts = 0
 
@@ -51,9 +50,8 @@ class _SafeGgufReader(GGUFReader):
 
 
 class GgufFile:
-    """A GGUF file with the attributes `metadata`, `tensors` by name, and `architecture`, which is
-    llama.cpp's name for the model's family. Raises ModelError: the file is damaged, or holds only a
-    part of a model. OSError: the file cannot be read."""
+    """A GGUF file; `architecture` is llama.cpp's name for the model's family. Raises ModelError:
+    the file is damaged, or holds only a part of a model. OSError: the file cannot be read."""
 
     def __init__(self, gguf_path: Path) -> None:
         self.path = gguf_path

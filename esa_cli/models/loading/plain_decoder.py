@@ -50,8 +50,7 @@ class LazyTransformersModel(LoadedModel):
 
     @cached_property
     def model(self) -> Any:
-        """The transformers model, made of the weights of the `PlainDecoder` at the first access.
-        Raises ModelError: transformers cannot make the model."""
+        """The transformers model of these weights, made when first used. Raises ModelError."""
         config = read_config_json(self.folder)
         errors = convert_loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.

@@ -41,11 +41,9 @@ def compute_hidden_states(
     model: Any, token_ids: Tensor, layer_count: int, lengths: Tensor | None = None
 ) -> Tensor:
     """Returns the hidden states (B, T, H) of token ids (B, T) after the first `layer_count` layers
-    of a model, without running later layers, as float32 and divided by their root mean square.
-
-    Args:
-        lengths: with the number (B,) of tokens of each sequence that are not padding, each token
-            attends to all tokens of its sequence; without them, to itself and earlier ones."""
+    of a model, without running later layers, as float32 and divided by their root mean square. With
+    the number of tokens of each sequence that are not padding, `lengths` (B,), each token attends
+    to all tokens of its sequence; without them, to itself and earlier ones."""
     states = list[Tensor]()
 
     def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -71,12 +71,9 @@ def compute_bidirectional_attention(
 
 
 class FusedForward:
-    """A fast forward pass of a small decoder on the CPU, with fused copies of the weights.
-
-    Args:
-        model: a `PlainDecoder` or a transformers model for which `can_fuse_model` is true.
-        depth: the number of layers to compute from the first one on, or None for all.
-        adapter: a LoRA adapter of the model that is added to the copies of the weights."""
+    """A fast forward pass of the first `depth` layers, or all, of a small decoder on the CPU (a
+    `PlainDecoder`, or a transformers model for which `can_fuse_model` is true), with fused copies
+    of the weights, to which a LoRA adapter of the model may be added."""
 
     @torch.inference_mode()
     def __init__(

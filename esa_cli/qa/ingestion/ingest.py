@@ -321,7 +321,7 @@ class TokenIndexIngester(DocumentIngester):
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
-        keys = ReducedKeys(stored.read_encoded_layer(), self.encoder.layout)
+        keys = ReducedKeys(stored.read_encoded_first_layer(), self.encoder.layout)
         payload = self.library.read_word_index(entry)
         words = None if payload is None else SentenceWords.parse_table(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise

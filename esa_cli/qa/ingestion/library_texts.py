@@ -289,7 +289,7 @@ def rank_texts_for_question(library: Library, question: str) -> list[LibraryText
     with library.open_search_catalogue() as catalogue:
         texts = {text.digest: text for text in list_current_texts(catalogue).texts}
         catalogue.index_stored_texts()
-        ranked = [text.digest for text in catalogue.texts.rank_texts(question)]
+        ranked = catalogue.texts.rank_texts(question)
     return [texts[digest] for digest in dict.fromkeys([*ranked, *texts]) if digest in texts]
 
 

@@ -147,13 +147,6 @@ class FileRecordTable:
         return [record for record in self.list_records() if record.folder]
 
 
-class TextSearchHit(NamedTuple):
-    """The digest of a text that has words of a question, and the text's score."""
-
-    digest: str
-    score: float
-
-
 class TextIndex:
     """Searches texts by words with sqlite's full-text search (FTS5). Callers open the transactions.
 
@@ -167,10 +160,6 @@ class TextIndex:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-
-    def __len__(self) -> int:
-        [(count,)] = self._db.execute("SELECT count(*) FROM texts")
-        return int(count)
 
     def list_digests(self) -> set[str]:
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
@@ -213,8 +202,9 @@ class TextIndex:
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
-    def rank_texts(self, question: str) -> list[TextSearchHit]:
-        """Returns the texts that have a word of the question, by descending score and length."""
+    def rank_texts(self, question: str) -> dict[str, float]:
+        """Returns the scores of the texts that have a word of the question by their digests, in
+        descending order of score and length."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -222,7 +212,7 @@ class TextIndex:
         for number, stems in enumerate(words):
             query = " OR ".join(f'"{_replace_apostrophes(stem)}"' for stem in stems)
             self._db.execute(_FIND, (number, query))
-        return [TextSearchHit(*row) for row in self._db.execute(_RANK)]
+        return dict(self._db.execute(_RANK))
 
     def compact_catalogue_file(self) -> None:
         """Frees the disk space of removed texts; meanwhile no other process may write texts."""

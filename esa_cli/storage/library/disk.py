@@ -233,9 +233,8 @@ def unpack_checksummed_file(
     data: bytes, file_kind: str, path: Path, document_key: str, expected_digest: str | None = None
 ) -> bytes:
     """Checks the digest at the beginning of a file, or of a segment file's header, and returns the
-    payload after the digest. `expected_digest` is the file's in the document's manifest, if it has
-    one. Raises LibraryFileVersionError: the file has another format. LibraryError: the file is
-    damaged."""
+    payload after it. `expected_digest` is that in the document's manifest, if any. Raises
+    LibraryFileVersionError: the file has another format. LibraryError: the file is damaged."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != file_kind.encode():
         reason = f"it does not begin like a {file_kind} file of esa"

@@ -62,8 +62,7 @@ class LayerByteOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype of the keys, values and reduced keys of a KV cache on disk. Raises
-    ValueError: the layout's values contradict each other."""
+    """The shape and dtype of a KV cache on disk. Raises ValueError: its values do not fit."""
 
     layers: int
     heads: int  # G, the number of key/value heads
@@ -504,8 +503,7 @@ class KVSegmentLayer:
         return self._tail[file_offset - self.section.rows_stop :][:byte_count]
 
     def verify_token_checksums(self, token_numbers: Any) -> None:
-        """Checks the stored keys and values of the tokens with the given numbers, unless they were
-        checked before. Raises LibraryError: a byte changed."""
+        """Checks the keys and values of some tokens, once. Raises LibraryError: a byte changed."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()

@@ -71,11 +71,11 @@ class StoredDocument:
     def token_ids(self) -> list[int]:
         return list(self._ids.tolist())
 
-    def read_encoded_layer(self, layer_index: int = 0) -> Tensor:
-        """Returns the stored bytes of one layer, one row per token. Raises LibraryError."""
+    def read_encoded_first_layer(self) -> Tensor:
+        """Returns the stored bytes of the first layer, one row per token. Raises LibraryError."""
         import torch
 
-        layers = [document_files.KVSegmentLayer(one, layer_index) for one in self.segments]
+        layers = [document_files.KVSegmentLayer(one, 0) for one in self.segments]
         return torch.cat([one.read_encoded_tokens(0, len(one)) for one in layers])
 
 
@@ -403,8 +403,7 @@ class Library:
 
 
 def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: list[str]) -> None:
-    """Writes a file (claim) that protects segments, named by their hashes, from removal while a
-    document is being stored. Raises LibraryError, DiskError."""
+    """Writes a claim, which keeps segments while a document is stored. Raises LibraryError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
         path = paths.get_segment_claim_path(document_key)
         claim = json.dumps(segment_hashes).encode()

@@ -136,11 +136,10 @@ def pull_documents(
     library: Library, source_path: str, id_prefixes: Sequence[str] = (),
     progress: Progress | None = None, on_wait: Callable[[], None] | None = None,
 ) -> LibraryCopyResult:  # fmt: skip
-    """Copies documents from another library's folder or from an archive file into the library, by
-    default all, else those whose ids begin with one of `id_prefixes`. `progress` is as in
-    `push_documents`, and `on_wait` is called while another process holds a document's lock. Raises
-    LibraryError: the place is not a library. UsageError: no document has a chosen id. DiskError:
-    the disk is full."""
+    """Copies documents from another library's folder or archive file into the library: all, or
+    those whose ids begin with one of `id_prefixes`. `progress` is as in `push_documents`; `on_wait`
+    is called while another process holds a document's lock. Raises LibraryError: the place is not a
+    library. UsageError: no document has a chosen id. DiskError: the disk is full."""
     refuse_url_as_copy_place(source_path)
     source, target = SourceLibrary(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
@@ -184,8 +183,7 @@ def _copy_documents(
 def _copy_document(
     source: SourceLibrary, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
-    """Copies a document to a library, and returns the bytes copied, or None if the library has the
-    document. Raises DamagedSourceError."""
+    """Copies a document; returns its bytes, or None if it was there. Raises DamagedSourceError."""
     manifest = target.get_document_path(key)
     with target.hold_lock(key, on_wait):
         if target.has_document(key):

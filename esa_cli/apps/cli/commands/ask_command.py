@@ -204,7 +204,7 @@ class AskCommandRun:
             reply = self._ingest_documents_and_ask_again(reply)
         if not self.opts.as_json:
             answer_output.show_reader_hint(reply, self.reporter)
-        if self.opts.as_json:
+        else:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched

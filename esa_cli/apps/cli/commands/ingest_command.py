@@ -208,18 +208,14 @@ def _update_library_from_folders(
 
 @dataclass
 class FolderUpdater:
-    """Updates the library with the files in folders.
-
-    Args:
-        load_model: returns the model that ingests the files; None: only words are indexed.
-        prune_if_empty: whether to prune at first even if no document is left in a folder.
-        reported: the removed or unreadable files that were reported for each folder."""
+    """Updates the library with the files in folders."""
 
     library: Library
-    load_model: Callable[[], Esa] | None
+    load_model: Callable[[], Esa] | None  # for the model that ingests; None: only index words
     reporter: terminal.Reporter
     prune: bool
-    prune_if_empty: bool
+    prune_if_empty: bool  # whether to prune at first even if no document is left in a folder
+    # The removed or unreadable files that were reported for each folder.
     reported: defaultdict[str, set[FileRecord]] = field(default_factory=lambda: defaultdict(set))
 
     def update_library(self, folder: str, is_first: bool) -> dict[str, Any]:

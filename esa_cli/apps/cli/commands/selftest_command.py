@@ -364,8 +364,7 @@ def bench(
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
-                    progress = partial(show_reading_progress, method)
-                    asker = bench_run.BenchAnswerer(session, method, preset, progress)
+                    asker = bench_run.BenchAnswerer(session, method, preset, show_reading_progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not ask_unanswered_questions(

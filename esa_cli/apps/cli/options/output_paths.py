@@ -23,8 +23,7 @@ def check_output_file(
     option_name: str, path: Path | None, input_paths: Iterable[str] = (),
     input_kind: str = "one of the documents",
 ) -> None:  # fmt: skip
-    """Checks that an output file can be written and is none of the input files. Raises UsageError,
-    or DocumentError: the file or its folder is not writable."""
+    """Raises UsageError or DocumentError if an output file is not writable, or is an input file."""
     if path is None:
         return
     folder = path.absolute().parent

@@ -44,9 +44,8 @@ def print_passages(
     passages: Sequence[tuple[int, Passage]], quotations: Sequence[Quotation], console: Any, *,
     has_numbers: bool = False, is_whole: bool = False,
 ) -> None:  # fmt: skip
-    """Prints passages on a rich console, each after an empty line, with quotations in bold on a
-    terminal and between »marks« elsewhere, and their numbers if `has_numbers`. On a terminal long
-    passages are printed whole only if `is_whole`."""
+    """Prints passages, each after an empty line: quotations are bold on a terminal, and »marked«
+    elsewhere, with numbers if `has_numbers`. On a terminal long ones are cut unless `is_whole`."""
     from rich.text import Text
 
     for number, passage in passages:

@@ -98,8 +98,7 @@ def _align_table_cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def make_rich_console(stream: TextIO) -> Any:
-    """Makes a rich console that prints no emoji or control characters, and that raises
-    BrokenPipeError if the program that reads the output has ended."""
+    """Makes a console without emoji and control characters, which raises BrokenPipeError."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -193,8 +192,7 @@ class Reporter(AbstractContextManager["Reporter"]):
         return self.start_progress("reading" if self.live else "")
 
     def start_progress(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback that shows the progress, the rate and the remaining time. The rate is
-        measured from now, or from the last call with 0 done."""
+        """Returns a callback that shows progress, time left, and the rate since 0 were done."""
         started = time.monotonic()
         if label and not self.live:
             self.show_note(f"esa: {label}")
