@@ -120,9 +120,7 @@ class Kernel(NamedTuple):
     attend: Callable[..., Output]
     device: str | None  # type of the device that the kernel runs on; None stands for every device
     supports_soft_cap: bool = False
-    only_by_name: bool = (
-        False  # whether `auto` never chooses the kernel, which esa has not measured
-    )
+    only_by_name: bool = False  # whether `auto` never chooses it, as esa has not measured it
 
     def runs_on_device(self, device_type: str) -> bool:
         """Whether the kernel can run on devices of a type, such as `cuda`."""
