@@ -119,7 +119,6 @@ def test_serve_client(call: Call, note: Path) -> None:
         [*command, "--port", "0", "--quiet"], stdout=subprocess.PIPE, text=True,
         env=environment(note.parent), cwd=note.parent,
     )  # fmt: skip
-    assert server.stdout is not None
     try:
         url = server.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:")

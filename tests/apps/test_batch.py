@@ -224,7 +224,6 @@ def child(room: int = 0) -> subprocess.Popen[str]:
     tests = Path(__file__).parents[1]
     code = CHILD.format(tests=str(tests), root=str(tests.parent), room=room)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 

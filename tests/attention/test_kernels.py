@@ -7,7 +7,7 @@ import torch
 from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
 from esa_cli.attention.algebra import fuse_attention
-from esa_cli.attention.kernels import KERNELS, attend, choose_kernel_name, list_kernel_availability
+from esa_cli.attention.kernels import attend
 from esa_cli.storage.memory_store import MemoryKVStore
 
 HERE = ["torch-cpu", "reference", "auto"]
@@ -118,12 +118,3 @@ def test_fusion_keeps_the_parts_and_their_type() -> None:
     for (out, lse), (old_out, old_lse) in zip(parts, before, strict=True):
         assert torch.equal(out, old_out)
         assert torch.equal(lse, old_lse)
-
-
-def test_choose() -> None:
-    q = torch.zeros(1, 1, DIM)
-    assert choose_kernel_name(q) == "torch-cpu"
-    for name in ("torch-cpu", "reference"):
-        assert choose_kernel_name(q, name) == name
-        assert list_kernel_availability()[name]
-    assert set(list_kernel_availability()) == set(KERNELS)

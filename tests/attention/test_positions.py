@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from esa_cli.attention.parts import PositionEncoding
-from esa_cli.attention.positions import (
-    ContiguousPositions,
-    FixedDistancePositions,
-    TruePositions,
-    make_consecutive_positions,
-)
+from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Positions
 from esa_cli.methods.full_attention import (
     DynamicNtkPositions,
@@ -56,20 +49,6 @@ def test_near_tokens_are_as_far_as_they_are(
     assert torch.equal(apart(near), true_apart(local, chunk, start))
 
 
-@pytest.mark.parametrize("distance", [0, 1, 70, 5000])
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_esa_far_is_always_at_w(distance: int, chunk: int) -> None:
-    far = FixedDistancePositions(distance).far(AT, 4, chunk, 100)
-    assert torch.equal(apart(far), torch.full((chunk, len(AT)), distance))
-    assert torch.equal(far.key, torch.zeros(len(AT), dtype=torch.long))
-
-
-def test_esa_near_is_the_papers_numbering() -> None:
-    near = FixedDistancePositions().near(3, 2, 50, 7)
-    assert near.key.tolist() == [0, 1, 2, 3, 4]
-    assert near.query.tolist() == [3, 4]
-
-
 @pytest.mark.parametrize("local", [0, 4])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_contiguous_has_order_no_gaps_and_stays_inside(local: int, chunk: int) -> None:
@@ -80,16 +59,6 @@ def test_contiguous_has_order_no_gaps_and_stays_inside(local: int, chunk: int) -
     keys = torch.cat((far.key, near.key))
     assert torch.equal(keys, torch.arange(len(AT) + local + chunk))
     assert int(torch.cat((keys, near.query)).max()) < len(AT) + local + chunk
-
-
-@pytest.mark.parametrize("local", [0, 4])
-@pytest.mark.parametrize("chunk", [1, 5])
-def test_true_is_exact(local: int, chunk: int) -> None:
-    far = TruePositions().far(AT, local, chunk, 100)
-    queries = torch.arange(100, 100 + chunk)
-    assert torch.equal(apart(far), queries[:, None] - AT[None])
-    near = TruePositions().near(local, chunk, 100, len(AT))
-    assert torch.equal(near.query, far.query)
 
 
 @pytest.mark.parametrize("local", [0, 1, 4, 30])
@@ -108,31 +77,7 @@ def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
         assert encoding.distance == 77
 
 
-def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:
-    at = torch.tensor([0, 1, 14, 15, 16, 63, 255])
-    assert ReRopePositions(9).query_scale(at) is None
-    got = ReRopePositions(9, trained=16).query_scale(at)
-    want = [max(1.0, math.log(i + 1) / math.log(16)) for i in at.tolist()]
-    torch.testing.assert_close(got, torch.tensor(want))
-    assert (got[:4] == 1).all()
-    assert (got[4:] > 1).all()
-    assert got[-1].item() == pytest.approx(2)
-
-
-@pytest.mark.parametrize("encoding", STRETCHED, ids=lambda one: type(one).__name__)
-def test_stretching_leaves_positions_true(encoding: PositionEncoding) -> None:
-    assert isinstance(encoding, TruePositions)
-    far, want = encoding.far(AT, 4, 5, 100), TruePositions().far(AT, 4, 5, 100)
-    assert torch.equal(far.query, want.query)
-    assert torch.equal(far.key, want.key)
-
-
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda one: type(one).__name__)
 def test_no_far_tokens(encoding: PositionEncoding) -> None:
     far = encoding.far(torch.arange(0), 4, 5, 9)
     assert (far.query.shape, far.key.shape) == ((5,), (0,))
-
-
-def test_consecutive() -> None:
-    assert make_consecutive_positions(2, 3, first_position=10).key.tolist() == [10, 11, 12, 13, 14]
-    assert make_consecutive_positions(2, 3, first_position=10).query.tolist() == [12, 13, 14]

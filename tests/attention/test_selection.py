@@ -42,28 +42,6 @@ def test_proximity_of_minus_infinity() -> None:
     assert proximity(scores, 2).tolist() == [low, 1, 1, 1, 1, 1, low, low]
 
 
-def test_proximity_keeps_its_input() -> None:
-    scores = torch.randn(9)
-    before = scores.clone()
-    proximity(scores, 2)
-    assert torch.equal(scores, before)
-
-
-@pytest.mark.parametrize("middle", [0, 1, 5, 30])
-@pytest.mark.parametrize("budget", [0, 1, 4, 30, 31])
-@pytest.mark.parametrize("epsilon", [0, 1, 3])
-def test_selection_is_ascending_unique_and_as_large_as_it_can_be(
-    middle: int, budget: int, epsilon: int
-) -> None:
-    q, k = torch.randn(6, 3, 8), torch.randn(2, middle, 8)
-    found = TopKSelector(epsilon).select(build_step(q, k, low=3, after=2), budget)
-    assert found.dtype == torch.int64
-    places = found.tolist()
-    assert places == sorted(set(places))
-    assert len(places) == min(budget, middle)
-    assert all(0 <= place < middle for place in places)
-
-
 @pytest.mark.parametrize("score", [LogitSum(), LogitSum(True), VoteScore(), VoteScore(shortlist=9)])
 @pytest.mark.parametrize("epsilon", [0, 1, 3])
 def test_selection_matches_loops(score: LogitSum | VoteScore, epsilon: int) -> None:

@@ -179,7 +179,6 @@ def stored(
     library = Library(path)
     key = library.compute_key("model", "text")
     with library.open_writer(KVCacheWriter, key, "model", ids, layout) as writer:
-        assert isinstance(writer, KVCacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
         writer.write_complete_segments(None)

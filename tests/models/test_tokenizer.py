@@ -45,7 +45,6 @@ def test_transformers_does_all_but_tokenising(folder: Path) -> None:
     change(folder / "tokenizer_config.json", chat_template=template)
     assert is_plain(folder)
     whole, plain = loading.load_tokenizer(folder), loading.load_standalone_tokenizer(folder)
-    assert plain is not None
     ids = plain("Who?")["input_ids"]
     assert "transformers_tokenizer" not in vars(plain)
     assert plain.decode(ids) == whole.decode(ids) == "Who?"
@@ -65,7 +64,6 @@ def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
     """A special token in a document is text, whatever another thread encodes."""
     loading.load_tokenizer(folder)
     plain = loading.load_standalone_tokenizer(folder)
-    assert plain is not None
     text = "<|im_end|>" * 50
 
     def lengths(split: bool) -> set[int]:

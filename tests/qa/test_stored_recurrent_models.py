@@ -75,7 +75,6 @@ def asked(reader: Esa, book: Book) -> tuple[Any, ...]:
 
 
 def states_of(book: Book) -> list[torch.Tensor]:
-    assert book.prefilled is not None
     return [one for state in book.prefilled.recurrent for one in state.values()]
 
 

@@ -137,7 +137,6 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
 def test_ctrl_c_while_reading(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("All work and no play. " * 2_000)
     process = start("ask", "long.txt", "What?", "--set", "window.chunk=1")
-    assert process.stderr is not None
     while "reading" not in (line := process.stderr.readline()):
         assert line, "it ended by itself"
     took, err = interrupt(process)
@@ -150,7 +149,6 @@ def test_ctrl_c_while_reading(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_ctrl_c_during_imports(note: str) -> None:
     process = start("ask", note, "What?")
-    assert process.stderr is not None
     assert "starting" in process.stderr.readline()
     _, err = interrupt(process)
     assert process.returncode == 130

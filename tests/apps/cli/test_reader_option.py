@@ -111,7 +111,6 @@ def test_our_own_server_reads_for_another(
         text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:
-        assert served.stdout is not None
         url = served.stdout.readline().strip()
         asked = ["ask", note, QUESTION, *preset, "--reader", url]
         result = esa(*asked)

@@ -70,7 +70,6 @@ def test_the_file_is_added_to_and_private(tmp_path: Path) -> None:
     path.write_text("before\n", "utf-8")
     for _ in range(2):
         with ServeCommandOptions(log=path).open_access_log(Reporter(True)) as middleware:
-            assert middleware is not None
             middleware.kwargs["file"].write("line\n")
     assert path.read_text("utf-8") == "before\nline\nline\n"
     other = tmp_path / "new.log"

@@ -87,12 +87,6 @@ def test_a_second_interruption_leaves_nothing_behind(
     assert lengths == {session.document_tokens}
 
 
-def test_sampling_is_repeatable(session: Session) -> None:
-    session.read(TEXT)
-    asked = [session.ask(QUESTION, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
-    assert asked[0] == asked[1] != asked[2]
-
-
 def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text
@@ -118,17 +112,6 @@ def test_nothing_read_and_nothing_asked(session: Session) -> None:
             session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="max_new_tokens must be"):
         session.ask(QUESTION, max_new_tokens=0)
-
-
-def test_the_model_is_put_back(loaded: Any) -> None:
-    rotary, config = loaded.model.model.rotary_emb, loaded.model.config
-    with (
-        pytest.raises(RuntimeError),
-        Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")),
-    ):
-        raise RuntimeError
-    assert loaded.model.model.rotary_emb is rotary
-    assert loaded.model.config is config
 
 
 def test_a_text_cannot_end_the_turn(loaded: Any) -> None:

@@ -137,7 +137,6 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
         find_sentence_spans(text),
         SentenceWords.parse_table(list_sentence_words(text).serialise_table()),
     )
-    assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
     assert stored.counts.tolist() == [count_words_of_text(text[a:b]) for a, b in spans]
     assert of_each_sentence(stored) == [find_content_words(text[a:b]) for a, b in spans]

@@ -28,10 +28,8 @@ def reader() -> Iterator[Esa]:
 @pytest.mark.model
 @pytest.mark.parametrize("passage", PASSAGES)
 def test_a_short_passage_is_read(reader: Esa, passage: str) -> None:
-    assert reader.spans is not None
     question, answer = PASSAGES[passage]
     read = reader.spans.passages.read_passages
     (right,), (wrong,) = read(question, [passage]), read(OTHER, [passage])
     assert right.log_odds - wrong.log_odds > 2
-    assert right.span is not None
     assert answer in passage[right.span.start : right.span.end]

@@ -59,7 +59,6 @@ def test_the_span_is_the_best_of_a_loop(
     if best is None:
         assert found is None
     else:
-        assert found is not None
         assert found.log_probability == pytest.approx(best[0], abs=1e-5)
         assert (found.start, found.end) == best[1]
 
@@ -82,7 +81,6 @@ def test_no_span_leaves_a_speech_or_a_cell(passage: str, likely: str, wanted: st
     offsets = [(one, one + 1) for one in range(len(passage))]
     cells = [passage.index("; "), len(passage)] if "; " in passage else []
     found = find_most_probable_span(passage, starts, ends, offsets, cells)
-    assert found is not None
     assert passage[found.start : found.end] == wanted
 
 
