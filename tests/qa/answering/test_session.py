@@ -20,6 +20,7 @@ from esa_cli.models.text_passes.generation import AnswerStreamer
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import Prompt, load_preset
+from esa_cli.storage.memory_store import locate_document_texts
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
@@ -400,3 +401,33 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
         session.open([held])
         with pytest.raises(PresetError, match="with reduced keys"):
             session.use_preset(reduced)
+
+
+OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+
+
+def test_an_opened_document_answers_as_when_it_was_read(session: Session) -> None:
+    with pytest.raises(UsageError, match="no document"):
+        session.open([])
+    session.read(TEXT)
+    answer, held = session.ask(QUESTION).text, session.prefilled_document()
+    session.read(OTHER)
+    session.open([held])
+    assert session.ask(QUESTION).text == answer
+    assert session.ask(QUESTION).text == answer
+    assert len(held.stores[0]) == len(held.ids)
+
+
+def test_two_documents_are_asked_together(session: Session) -> None:
+    helds = []
+    for text in (TEXT, OTHER):
+        session.read(text)
+        helds.append(session.prefilled_document())
+    session.open(helds)
+    head = len(session.prompt.encode_prompt_start())
+    assert session.document_tokens == sum(len(held.ids) for held in helds) - head
+    assert session.ask(QUESTION).text == session.ask(QUESTION).text
+    seen: set[int] = set()
+    session.ask(QUESTION, trace=lambda chunk: seen.update(chunk.far.tolist()))
+    ranges = locate_document_texts(helds)
+    assert all(any(at in rows for at in seen) for rows in ranges)
