@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from command import run_python
 from packaging.utils import canonicalize_name
 from requirement_tree import needed
 
@@ -178,8 +179,4 @@ def test_importing_loads_nothing_heavy(code: str) -> None:
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code)

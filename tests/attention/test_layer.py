@@ -73,11 +73,7 @@ def method_of(
 
 def settings_of(method: Method, memory: LayerMemory) -> reference.Settings:
     score, window = method.score, method.window
-    names = {
-        FixedDistancePositions: "esa",
-        ContiguousPositions: "contiguous",
-        TruePositions: "true",
-    }
+    names = {type(one): name for name, one in POSITIONS.items()}
     maps = None
     if isinstance(memory.projection, Linear):
         maps = (

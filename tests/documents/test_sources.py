@@ -37,23 +37,19 @@ def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of many kinds of files, below the current one."""
+    others = (".secret", ".git/config", "build/out.txt", "x.log", "deep/keep.log", "deep/er/c.py")
     files: dict[str, bytes] = {
         "docs/b.md": b"b",
         "docs/a.txt": b"a",
-        "docs/deep/er/c.py": b"c",
         "docs/deep/wide.txt": "wide".encode("utf-16"),
         "docs/paper.pdf": make.pdf(["paper"]),
         "docs/empty.txt": b"",
         "docs/logo.png": b"\x89PNG\r\n\x1a\n\0",
         "docs/data.bin": b"ab\0c" * 9,
-        "docs/.secret": b"x",
-        "docs/.git/config": b"x",
-        "docs/build/out.txt": b"x",
-        "docs/x.log": b"x",
-        "docs/deep/keep.log": b"keep",
         "docs/.gitignore": b"build/\n*.log\n",
         "docs/deep/.gitignore": b"!keep.log\n",
         "other/d.txt": b"d",
+        **{f"docs/{name}": name.encode() for name in others},
     }
     for name, data in files.items():
         path = tmp_path / name
@@ -176,9 +172,8 @@ def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:
     assert not {"chat.md", "page.html"} & read
     own = map(os.path.basename, found.left_out["written by esa"])
     assert sorted(own) == ["chat.md", "page.html"]
-    assert find_files([str(tree / "chat.md")]).paths == (str(tree / "chat.md"),), (
-        "named by the user"
-    )
+    named = str(tree / "chat.md")
+    assert find_files([named]).paths == (named,), "named by the user"
 
 
 PARTS = (

@@ -89,14 +89,6 @@ WRONG_SCORES = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_SCORES)
-def test_wrong_scores_fail(name: str) -> None:
-    found = examine("score", getattr(Scores, name))
-    wanted, detail = WRONG_SCORES[name]
-    assert detail in found[wanted]
-    assert set(found) == {wanted}
-
-
 @dataclass(frozen=True)
 class Maps(Projection):
     """A projection to R = 3 that a test may bend."""
@@ -182,30 +174,26 @@ class Bent(FixedDistancePositions):
 
 
 @pytest.mark.parametrize(
-    ("bend", "wanted", "detail"),
+    ("bend", "detail"),
     [
-        (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
-        (lambda p: p.query, PLACED, "far returns a Tensor, not Positions"),
-        (lambda p: (*p,), PLACED, "far returns a tuple, not Positions"),
-        (lambda p: Positions(p.query, p.key.tolist()), PLACED, "far keys: list"),
-        (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys: 40 are not finite or below 0"),
-        (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries: 8 are not finite"),
-        (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
-        (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (
-            lambda p: Positions(p.query + torch.rand(1), p.key),
-            PLACED,
-            "are different the second time",
-        ),
+        (lambda p: Positions(p.query[:-1], p.key), "(7,)"),
+        (lambda p: p.query, "far returns a Tensor, not Positions"),
+        (lambda p: (*p,), "far returns a tuple, not Positions"),
+        (lambda p: Positions(p.query, p.key.tolist()), "far keys: list"),
+        (lambda p: Positions(p.query, p.key - 5), "far keys: 40 are not finite or below 0"),
+        (lambda p: Positions(p.query * torch.nan, p.key), "far queries: 8 are not finite"),
+        (lambda p: Positions(p.query, p.key + 5000), "5000"),
+        (lambda p: Positions(p.query > 0, p.key), "torch.bool"),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), "are different the second time"),
     ],
 )
-def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
+def test_wrong_positions_fail(bend: Any, detail: str) -> None:
     class Broken(Bent):
         def bend(self, positions: Positions) -> Positions:
             return bend(positions)
 
     found = examine("position", Broken)
-    assert detail in found[wanted]
+    assert detail in found[PLACED]
 
 
 def test_encodings_leave_the_positions_they_are_given_alone() -> None:
@@ -364,10 +352,11 @@ def test_wrong_choices_fail(choose: Any, detail: str) -> None:
     assert detail in found[RESULTS]
 
 
-@pytest.mark.parametrize("name", WRONG_SELECTORS)
-def test_wrong_selectors_fail(name: str) -> None:
-    found = examine("selector", getattr(Selectors, name))
-    wanted, detail = WRONG_SELECTORS[name]
+@pytest.mark.parametrize("name", [*WRONG_SCORES, *WRONG_SELECTORS])
+def test_wrong_scores_and_selectors_fail(name: str) -> None:
+    kind, parts = ("score", Scores) if name in WRONG_SCORES else ("selector", Selectors)
+    found = examine(kind, getattr(parts, name))
+    wanted, detail = {**WRONG_SCORES, **WRONG_SELECTORS}[name]
     assert detail in found[wanted]
     assert set(found) == {wanted}
 

@@ -271,12 +271,8 @@ def test_queries_are_rotated_where_the_score_rotates(
         cache.compute_reduced_keys()
     moments = dict(fits)[0]
     assert moments.count == 50
-    torch.testing.assert_close(
-        moments.queries, (queries[:50].T @ queries[:50]).double(), rtol=1e-4, atol=1e-3
-    )
-    torch.testing.assert_close(
-        moments.keys, (keys[:50].T @ keys[:50]).double(), rtol=1e-4, atol=1e-3
-    )
+    for found, rows in ((moments.queries, queries[:50]), (moments.keys, keys[:50])):
+        torch.testing.assert_close(found, (rows.T @ rows).double(), rtol=1e-4, atol=1e-3)
 
 
 def test_a_disk_that_is_too_small(

@@ -75,16 +75,9 @@ def engine(
 
 
 def settings_of(**changes: Any) -> SelftestSettings:
-    return SelftestSettings(
-        **{
-            "tests": ("needle",),
-            "methods": ("preset", "streaming-llm", "infllm"),
-            "lengths": (1500,),
-            "samples": 2,
-            "dense": False,
-            **changes,
-        }
-    )
+    usual = {"tests": ("needle",), "lengths": (1500,), "samples": 2, "dense": False}
+    usual["methods"] = ("preset", "streaming-llm", "infllm")
+    return SelftestSettings(**{**usual, **changes})
 
 
 def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -> None:
@@ -197,12 +190,8 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
 
 
 def test_lengths_are_parsed() -> None:
-    assert [parse_token_count(text) for text in ("32k", "1m", "800", "1.5K")] == [
-        32000,
-        1_000_000,
-        800,
-        1500,
-    ]
+    counts = {"32k": 32000, "1m": 1_000_000, "800": 800, "1.5K": 1500}
+    assert {text: parse_token_count(text) for text in counts} == counts
     for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
         with pytest.raises(UsageError, match="must be a number of tokens"):
             parse_token_count(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -172,35 +173,28 @@ def ask(attachment: AttachedModel, cache: Any, question: Sequence[int], answer: 
         prefill_tokens(attachment, cache, [token])
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("name", ["contiguous", "dense", "by head"])
+OTHERS = ("esa", "true", "rerope", "dense rerope", "ending", "by head, contiguous")
+SHARES = product(("contiguous", "dense", "by head"), ("llama", "mistral", "qwen3"), (11,))
+
+
+@pytest.mark.parametrize(("name", "kind", "count"), [*SHARES, *product(OTHERS, ["llama"], (7,))])
 def test_shares_are_the_attention_that_loops_give(
-    name: str, kind: str, make_model: ModelFactory
+    name: str, kind: str, count: int, make_model: ModelFactory
 ) -> None:
     with attach(make_model(kind), method_of(name)) as attachment:
         cache = read(attachment)
         witness = watch(cache, Checked(attachment, TOKENS))
-        ask(attachment, cache, ids_of(11))
-    assert witness.checked == 2 * (2 + 3), "two layers; a question of two chunks, three tokens"
+        ask(attachment, cache, ids_of(count))
+    chunks = -(-count // WINDOW.chunk)
+    assert witness.checked == 2 * (chunks + 3), "two layers; a question, three tokens"
     assert witness.by_head is name.startswith("by head")
-
-
-@pytest.mark.parametrize(
-    "name", ["esa", "true", "rerope", "dense rerope", "ending", "by head, contiguous"]
-)
-def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory) -> None:
-    with attach(make_model("llama"), method_of(name)) as attachment:
-        cache = read(attachment)
-        witness = watch(cache, Checked(attachment, TOKENS))
-        ask(attachment, cache, ids_of(7))
-    assert witness.checked == 2 * (1 + 3)
 
 
 def test_few_queries_at_a_time_are_the_same(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esa_cli.qa.attention_evidence.BLOCK_ELEMENTS", 6 * 3 * 15)
-    test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
+    test_shares_are_the_attention_that_loops_give("contiguous", "llama", 11, make_model)
 
 
 def weights_by_loops(
@@ -279,12 +273,12 @@ class Told:
         self.question_token_weights, self.token_weights = asked, weights
 
 
-def shelf(text: str, first: int = 0, name: str = "a.txt") -> Book:
-    """Every character is a token."""
-    at = torch.arange(len(text))
+def shelf(text: str, first: int = 0, name: str = "a.txt", width: int = 1) -> Book:
+    """A book whose tokens have `width` characters."""
+    starts = range(0, len(text), width)
+    spans = torch.tensor([(at, min(at + width, len(text))) for at in starts]).reshape(-1, 2)
     document = Document(name, text, name, "utf-8", 1, (Mark(0, 7),))
-    rows = range(first, first + len(text))
-    return Book(document, None, torch.stack([at, at + 1], 1), rows=rows)
+    return Book(document, None, spans, rows=range(first, first + len(spans)))
 
 
 ONE = "The gate opens at nine. The mayor is deaf.\nNobody came.\n\nA bell rang twice. Then it fell."
@@ -345,14 +339,6 @@ NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 TEXT = "The gate opens at nine.\n\n  Nobody came.\tA bell rang.\n"
 
 
-def evidence_shelf(text: str, first: int = 0, name: str = "a.txt", width: int = 1) -> Book:
-    """A book whose tokens have `width` characters."""
-    starts = range(0, len(text), width)
-    spans = torch.tensor([(at, min(at + width, len(text))) for at in starts]).reshape(-1, 2)
-    document, rows = Document(name, text, name, "utf-8", 1), range(first, first + len(spans))
-    return Book(document, None, spans, rows=rows)
-
-
 def quote(book: Book, words: str, weight: float = 0.5, **place: Any) -> Passage:
     start = book.document.text.index(words)
     passage = Passage.cut_from(book.document, start, start + len(words), weight=weight)
@@ -368,7 +354,7 @@ def page_of(
 
 def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
     """Against a loop over tokens; passages may share some of them."""
-    books = [evidence_shelf(TEXT, width=3), evidence_shelf(TEXT * 2, 18, "b.txt", width=3)]
+    books = [shelf(TEXT, width=3), shelf(TEXT * 2, 18, "b.txt", width=3)]
     places = [(0, 2, 9, 1.5), (1, 7, 40, 0.5), (1, 30, 31, -1.0), (1, 3, 3, 2.0)]
     passages = [
         Passage.cut_from(books[book].document, start, end, score=score)
@@ -389,11 +375,7 @@ def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
 
 
 def test_shades_are_of_the_heaviest_token_of_all() -> None:
-    books = [
-        evidence_shelf("abcd"),
-        evidence_shelf("efgh", name="b.txt"),
-        evidence_shelf("", name="c.txt"),
-    ]
+    books = [shelf("abcd"), shelf("efgh", name="b.txt"), shelf("", name="c.txt")]
     weights = torch.tensor([0.0, 0.25, 0.25, 0.001, 1.0, 0.0, 0.0, 1 / 64])
     found = make_heat_maps(add_token_ranges(books), weights)
     assert [one.document for one in found] == ["a.txt", "b.txt", "c.txt"]
@@ -404,7 +386,7 @@ def test_shades_are_of_the_heaviest_token_of_all() -> None:
 
 
 def test_the_whole_text_is_there_to_the_letter_and_passages_are_linked_both_ways() -> None:
-    first, second = evidence_shelf(TEXT * 3), evidence_shelf("Bees sting.", 3 * len(TEXT), "b.txt")
+    first, second = shelf(TEXT * 3), shelf("Bees sting.", 3 * len(TEXT), "b.txt")
     one, two = quote(first, "The gate opens at"), quote(first, "opens at nine.")
     three = quote(second, "Bees sting.", 0.25, page=4, chapter="Two")
     quotation = Quotation("a.txt", 4, 8)
@@ -424,7 +406,7 @@ def test_the_whole_text_is_there_to_the_letter_and_passages_are_linked_both_ways
 
 
 def test_everything_is_escaped_and_nothing_is_fetched() -> None:
-    book = evidence_shelf(f"One.\n{NASTY}\n\ud800", name=NASTY)
+    book = shelf(f"One.\n{NASTY}\n\ud800", name=NASTY)
     page = page_of([book], quote(book, NASTY, chapter=NASTY))
     assert not page.css("script, img, link, iframe, object, [src], [onerror], [onload], [onclick]")
     html = page.html or ""

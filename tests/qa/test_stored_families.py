@@ -166,11 +166,8 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the model can leave the others out; the rows and the answer are the same."""
-    loaded, found, counts = (
-        load(kind, tmp_path, vocab_size_per_layer_input=259),
-        list[Any](),
-        list[int](),
-    )
+    found, counts = list[Any](), list[int]()
+    loaded = load(kind, tmp_path, **PER_LAYER)
     reading: Any = loaded.model.base_model.layers[3].self_attn
     reading.register_forward_pre_hook(
         lambda module, inputs, given: counts.append(given["hidden_states"].shape[1]),

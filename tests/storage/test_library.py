@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,11 +164,6 @@ def contents(library: Library) -> dict[str, bytes]:
         name: b"" if name.endswith(".doc") else (library.root / name).read_bytes()
         for name in files(library)
     }
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 40])

@@ -79,8 +79,6 @@ def test_with_json_the_last_line_of_an_error_is_an_object(
         (["-p", "nosuch.yaml"], 4, "nosuch.yaml"),
         ([*TINY, "--set", "window.seleted=3"], 4, "selected"),
         ([*TINY, "--set", "window"], 4, "KEY=VALUE"),
-        ([*TINY, "--set", "selector.name=topp"], 4, "topk"),
-        ([*TINY, "--set", "context=1024", "--set", "window.selected=600"], 4, "512"),
         ([*TINY, "--set", "plugin=nosuch.py"], 4, "nosuch.py"),
         ([*TINY, "--plugin", "broken.py"], 4, "ZeroDivisionError"),
         ([*TINY, "--model", "./nosuch"], 5, "./nosuch"),

@@ -116,24 +116,18 @@ def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, surroundings: None) -> None
 
 def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
     methods = "preset,streaming-llm,quest,yarn"
-    done = esa("compare", note, "When does it open?", *TINY, "--quiet", "--methods", methods)
+    asked = ["compare", note, "When does it open?", *TINY, "--quiet", "--methods"]
+    done = esa(*asked, methods)
     assert done.code == 0, done.err
     assert all(name in done.out for name in methods.split(","))
-    data = esa(
-        "compare", note, "When does it open?", *TINY, "--quiet", "--methods", methods, "--json"
-    )
-    results = {row["method"]: row for row in json.loads(data.out)["methods"]}
+    results = {row["method"]: row for row in esa(*asked, methods, "--json").data["methods"]}
     assert set(results) == set(methods.split(","))
     assert results["preset"]["shared"]
     assert not results["yarn"]["shared"]
     text = Path(note).read_text("utf-8")
     for passage in results["preset"]["passages"]:
         assert text[passage["start"] : passage["end"]] == passage["text"]
-    fail(
-        esa("compare", note, "When?", *TINY, "--quiet", "--methods", ","),
-        2,
-        "--methods must name a method",
-    )
+    fail(esa(*asked, ","), 2, "--methods must name a method")
     fail(esa("compare", note, *TINY), 2, "the question is missing", "esa compare book.txt")
 
 

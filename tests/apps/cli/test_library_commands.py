@@ -171,8 +171,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
 
 def test_names_and_ids_of_stored_documents(completed_library: Library) -> None:
     moby, notes = (
-        keep(completed_library, "moby-dick.txt", 0),
-        keep(completed_library, "notes.md", 50),
+        keep(completed_library, *one) for one in (("moby-dick.txt", 0), ("notes.md", 50))
     )
     for command in ("show", "rm", "verify", "copy library memory://x"):
         assert offered(f"esa library {command} ") == ["moby-dick.txt", "notes.md"]
@@ -185,19 +184,7 @@ def test_names_and_ids_of_stored_documents(completed_library: Library) -> None:
 
 
 def test_names_that_a_shell_would_interpret(completed_library: Library) -> None:
-    hostile = [
-        "$(reboot).txt",
-        "`reboot`",
-        "a\nb",
-        "a;b",
-        'a"b',
-        "a'b",
-        "a\\",
-        "-rf",
-        "(x)",
-        "*",
-        "a b",
-    ]
+    hostile = ["$(reboot).txt", "`reboot`", "-rf", "(x)", "*", *(f"a{x}b" for x in "\n;\"'\\ ")]
     ids = {keep(completed_library, name, 40 * i) for i, name in enumerate(hostile)}
     assert set(offered("esa library show ")) == ids
     assert "reboot" not in "".join(offered("esa library show ", "zsh"))

@@ -210,14 +210,11 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     assert [book.id for book in opened] == [other, "esa:1", one]
     documents.open_documents(documents.resolve_documents([one]))
     assert len(asker.ingested) == 2, "each is opened once"
-    for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
-        with pytest.raises(ApiError) as caught:
-            documents.read_named_document(name)
-        assert caught.value.status == status
-    assert "only documents such as esa:1 or library:ID" in caught.value.message
-    with pytest.raises(ApiError) as caught:
-        AllowedDocuments(FakeAsker(), [], [], library).resolve_documents([one])
-    assert caught.value.status == 403
+    for name in ("library:dddddddddddd", "library:../x"):
+        refuse(404, documents.read_named_document, name)
+    said = refuse(403, documents.read_named_document, "x.pdf")
+    assert "only documents such as esa:1 or library:ID" in said
+    refuse(403, AllowedDocuments(FakeAsker(), [], [], library).resolve_documents, [one])
     (library.root / "documents" / f"{first.key}.text").write_bytes(b"")
     left_out: list[str] = []
     fresh = AllowedDocuments(asker, [], [], library, with_library=True)
@@ -230,6 +227,14 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
 
 
 SESSION, OTHER = "s" * 16, "t" * 16
+
+
+def refuse(status: int, do: Any, *given: Any) -> str:
+    """What the error with this status says."""
+    with pytest.raises(ApiError) as caught:
+        do(*given)
+    assert caught.value.status == status
+    return caught.value.message
 
 
 def send(live: LiveServer, data: bytes, **query: str) -> tuple[int, Any]:
@@ -310,13 +315,9 @@ def test_sessions_are_limited_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     most = session_documents.MAX_DOCUMENTS
     names = [kept.add_document(SESSION, make_document(f"{number}")) for number in range(most)]
     assert list(kept.list_documents(SESSION)) == names
-    with pytest.raises(ApiError) as caught:
-        kept.add_document(SESSION, make_document("more"))
-    assert caught.value.status == 413
+    refuse(413, kept.add_document, SESSION, make_document("more"))
     monkeypatch.setattr(session_documents, "MAX_CHARACTERS", 100)
-    with pytest.raises(ApiError) as caught:
-        kept.add_document(OTHER, make_document("x" * 99))
-    assert caught.value.status == 413
+    refuse(413, kept.add_document, OTHER, make_document("x" * 99))
     now[0] += session_documents.LIFE_S
     other = kept.add_document(OTHER, make_document("x"))
     kept.list_documents(SESSION)  # a use
@@ -368,6 +369,4 @@ def test_groups_of_documents(tmp_path: Path) -> None:
         assert {one["id"] for one in listed["data"] if one["group"] == name} == members
         assert {one.id for one in documents.resolve_documents([name])} == members
     for name in (f"session:{OTHER}:*", "folder:3:*", "folder:9:*"):
-        with pytest.raises(ApiError) as caught:
-            documents.resolve_documents([name])
-        assert caught.value.status == 404
+        refuse(404, documents.resolve_documents, [name])

@@ -193,10 +193,9 @@ def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> No
     first = "<|im_start|>"
     tokenizer = without_template(loaded, first)
     prompt = Prompt(before="ab", after="{question}", chat=chat)
-    assert PromptEncoder(tokenizer, prompt).encode_prompt_start() == tokenizer("ab")["input_ids"]
-    assert PromptEncoder(tokenizer, prompt).encode_prompt_start()[
-        0
-    ] == tokenizer.convert_tokens_to_ids(first)
+    start = PromptEncoder(tokenizer, prompt).encode_prompt_start()
+    assert start == tokenizer("ab")["input_ids"]
+    assert start[0] == tokenizer.convert_tokens_to_ids(first)
     plain = without_template(loaded)
     assert PromptEncoder(plain, prompt).encode_prompt_start() == plain("ab")["input_ids"]
 
@@ -210,16 +209,8 @@ def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
     assert all(low <= high for low, high in spans)
 
 
-TWICE = [
-    "selector.name=consensus",
-    "selector.rounds=2",
-    "selector.passage=16",
-    "score.name=vote",
-    "score.contrast=true",
-    "position.name=contiguous",
-    "window.ending=0",
-    "window.chunk=32",
-]
+TWICE = ["selector={name: consensus, rounds: 2, passage: 16}", "position.name=contiguous"]
+TWICE += ["score={name: vote, contrast: true}", "window.ending=0", "window.chunk=32"]
 
 
 def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:

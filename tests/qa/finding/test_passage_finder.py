@@ -171,13 +171,9 @@ def test_scores_are_those_of_plain_loops() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(one), 5), dim=1) for one in spans]
     queries, weights = torch.nn.functional.normalize(torch.randn(3, 5), dim=1), torch.rand(3)
     made = finder(*texts, keys=[keys[0], None, keys[2]])
-    windows, documents, bm25 = (
-        made.index.windows,
-        made.index.documents,
-        made.index.compute_bm25_scores,
-    )
+    windows, documents = made.index.windows, made.index.documents
     question = "When does Ahab open the gate at the pier?"
-    both = bm25(question).tolist()
+    both = made.index.compute_bm25_scores(question).tolist()
     made.ranking = ranking = Ranking((3.0, 2.0, 1.0, 0.5), 7.0, (-4.0, 0.3, 0.9), (-9.0, 8.0))
     words = [one / max(both) for one in both]
     total = [-9.0 + 8.0 * one for one in words]
@@ -297,9 +293,7 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
     rest = [one for one in places(picked) if one not in by_total]
     best = by_loop(made.index, words, 1)
     assert len(rest) == min(count // 8, len(picked) - len(by_total))
-    overlaps = [
-        min(end, best[0][2]) - max(start, best[0][1]) for _, start, end in by_total
-    ]  # fmt: skip
+    overlaps = [min(end, best[0][2]) - max(start, best[0][1]) for _, start, end in by_total]
     if rest and max(overlaps) <= 0:
         assert best[0] in rest
 

@@ -50,11 +50,6 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT", SEGMENT)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
-
-
 def note(text: str = TEXT, name: str = "note.txt") -> Document:
     return Document(name, text, f"/notes/{name}", "utf-8", len(text))
 

@@ -3,7 +3,6 @@ written down of a reading. Tiny random model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
 def note(text: str = TEXT, name: str = "note.txt") -> Document:
     return Document(name, text, f"/notes/{name}", "utf-8", len(text), missing=("a picture",))
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
 
 
 def esa(loaded: Any, library: Library, **options: Any) -> Esa:
