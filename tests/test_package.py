@@ -23,9 +23,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from command import run_python
 from packaging.utils import canonicalize_name
 from requirement_tree import needed
 
+import esa_cli
 from esa_cli.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -154,3 +156,27 @@ def test_the_demo_runs_with_the_wheel_alone(run: Run) -> None:
     done = run("esa", "demo", "--questions", "3")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^3 of 3 right, in ", done.stdout, re.M), done.stdout
+
+
+def test_what_is_offered_is_there_and_nothing_else_is() -> None:
+    for name in esa_cli.__all__:
+        assert getattr(esa_cli, name)
+    with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
+        _ = esa_cli.Sesion
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "esa_cli.load_preset()\nesa_cli.Library, esa_cli.Turn, esa_cli.Passage\n"
+        f"esa_cli.read_document({str(ROOT / 'README.md')!r})\n",
+        "from esa_cli import Esa\nassert 'esa_cli.methods' not in sys.modules\n",
+    ],
+)
+def test_importing_loads_nothing_heavy(code: str) -> None:
+    code = (
+        f"import sys, esa_cli\n{code}"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    run_python(code)

@@ -71,13 +71,8 @@ def go(
     return answers
 
 
-MIXED = [
-    q("1", "a.txt"),
-    q("2", "b.txt"),
-    q("3", "a.txt"),
-    q("4", "b.txt", "a.txt"),
-    q("5", "a.txt"),
-]
+ASKED = ("a.txt", "b.txt", "a.txt", "b.txt a.txt", "a.txt")
+MIXED = [q(str(number), *names.split()) for number, names in enumerate(ASKED, 1)]
 
 
 def test_rows_come_in_the_order_of_the_questions_and_sets_are_read_once(
@@ -224,7 +219,6 @@ def child(room: int = 0) -> subprocess.Popen[str]:
     tests = Path(__file__).parents[1]
     code = CHILD.format(tests=str(tests), root=str(tests.parent), room=room)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 

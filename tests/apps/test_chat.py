@@ -157,14 +157,8 @@ def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *wo
 def test_a_pipe_is_questions_line_by_line(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
 ) -> None:
-    result = command(
-        monkeypatch,
-        asker,
-        b"\xef\xbb\xbfone\r\n\n/docs\ntwo\n/quit\nthree\n",
-        "a.txt",
-        "--seed",
-        "3",
-    )
+    typed = b"\xef\xbb\xbfone\r\n\n/docs\ntwo\n/quit\nthree\n"
+    result = command(monkeypatch, asker, typed, "a.txt", "--seed", "3")
     assert result.exit_code == 0
     assert result.stdout == "You asked: one\na.txt\nYou asked: two\n"
     assert [call["question"] for call in asker.calls] == ["one", "two"]

@@ -60,13 +60,6 @@ def test_folding_keeps_the_sum_over_heads(heads: int, groups: int) -> None:
             assert got[c, m].item() == pytest.approx(want, abs=1e-5)
 
 
-def test_folding_takes_the_hosts_transposed_queries() -> None:
-    q = torch.randn(4, 6, 5).transpose(0, 1)
-    assert torch.equal(fold(q, 2), fold(q.contiguous(), 2))
-    piece = q[:, 1:3]
-    assert torch.equal(fold(piece, 2), fold(piece.contiguous(), 2))
-
-
 def test_moments_add_up() -> None:
     queries, keys = samples()
     whole = moments_of(queries, keys)
@@ -74,22 +67,12 @@ def test_moments_add_up() -> None:
     for at in (slice(0, 1), slice(1, 17), slice(17, SAMPLES)):
         pieces.add_tokens(queries[at], keys[at])
     assert pieces.count == whole.count == SAMPLES
-    assert whole.queries is not None
     for f in range(WIDTH):
         for g in range(WIDTH):
             want = sum(q[f] * q[g] for q in reference.plain(queries))
             assert whole.queries[f, g].item() == pytest.approx(want, rel=1e-9, abs=1e-9)
     torch.testing.assert_close(pieces.queries, whole.queries)
     torch.testing.assert_close(pieces.keys, whole.keys)
-
-
-def test_full_rank_reproduces_the_dot_product() -> None:
-    queries, keys = samples()
-    maps = fit_closed_form_projections(moments_of(queries, keys), WIDTH)
-    exact = queries @ keys.T
-    torch.testing.assert_close(
-        maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-3, atol=1e-3
-    )
 
 
 def test_a_low_rank_product_needs_only_that_rank() -> None:
@@ -187,7 +170,6 @@ def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
         assert torch.equal(found.key_map, maps.key_map)
     x = torch.randn(5, WIDTH)
     found = learned.fit(1, Moments())
-    assert found is not None
     torch.testing.assert_close(found.queries(x), x @ layers[1].query_map)
     torch.testing.assert_close(found.keys(x), x @ layers[1].key_map)
     assert found.keys(x.bfloat16()).dtype == torch.bfloat16
@@ -202,7 +184,6 @@ def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> No
     widths = []
     for layer in range(2):
         found = LearnedCompressor(str(path)).fit(layer, Moments())
-        assert found is not None
         widths.append(found.keys(torch.randn(3, WIDTH)).shape[1])
     assert widths == [2, 5]
 

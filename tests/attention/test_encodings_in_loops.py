@@ -17,7 +17,7 @@ from esa_cli.attention.kernels import attend_with_capped_distance
 from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import PositionEncoding, Selector, require_at_least
-from esa_cli.attention.positions import make_consecutive_positions, make_single_query_positions
+from esa_cli.attention.positions import make_consecutive_positions
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.methods.voting import TokenSelectSelector
@@ -139,26 +139,6 @@ def test_clipped_distances(cap: float, limit: int, monkeypatch: pytest.MonkeyPat
             found, total = reference.softmax_over(logits, values[head // 3][: i + 5], DIM)
             out[head, i], lse[head, i] = torch.tensor(found), total
     close(got, (out, lse), 2e-5)
-
-
-@pytest.mark.parametrize(
-    ("near", "far", "limit", "want"),
-    [
-        (([7], [4, 5, 6, 7]), ([], []), None, (3, [0, 1, 2, 3])),
-        (([7], [4, 5, 6, 7]), ([], []), 1, (1, [0, 0, 0, 1])),
-        (([7], [6, 7]), ([40], [0, 2]), None, (40, [0, 2, 39, 40])),
-        (([7], [0, 7]), ([40], [38, 39]), 3, (3, [1, 2, 0, 3])),
-    ],
-)
-def test_positions_of_one_token(
-    near: tuple[list[int], list[int]],
-    far: tuple[list[int], list[int]],
-    limit: int | None,
-    want: tuple[int, list[int]],
-) -> None:
-    near_at, far_at = (Positions(*(torch.tensor(x) for x in both)) for both in (near, far))
-    query, keys = make_single_query_positions(torch.device("cpu"), near_at, far_at, limit)
-    assert (query.tolist(), keys.tolist()) == ([want[0]], want[1])
 
 
 def test_bounds_of_settings() -> None:

@@ -152,14 +152,8 @@ class FrequenciesFail(ContiguousPositions):
     ],
 )
 def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: str) -> None:
-    method = Method(
-        **{
-            "window": Window(2, 4, 8, 16),
-            "selector": TopKSelector(),
-            "position": ContiguousPositions(),
-            **part,
-        }
-    )
+    usual = {"selector": TopKSelector(), "position": ContiguousPositions()}
+    method = Method(Window(2, 4, 8, 16), **{**usual, **part})
     attachment = attach(loaded.model, method)
     try:
         ids = torch.arange(64)[None] % loaded.model.config.vocab_size

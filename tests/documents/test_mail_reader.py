@@ -106,13 +106,10 @@ def test_mail_attached_files_are_chapters() -> None:
     assert found.text == (
         f"{HEAD}{gate}\n\nbill 17\n\npaid\n\ntrip\n\nwords\n\nFrom: Bo\nSubject: Old\n\nlow\n"
     )
-    placed = [
-        at(found, words) for words in ("nine", "bill 17", "paid", "trip", "words", "Bo", "low")
-    ]
-    assert placed == [
-        (None, "Trip"), (1, "bill.pdf"), (2, "bill.pdf"), (None, "t.docx"), (None, "a.bin"),
-        (None, "Old"), (None, "n.txt"),
-    ]  # fmt: skip
+    assert (at(found, "bill 17"), at(found, "paid")) == ((1, "bill.pdf"), (2, "bill.pdf"))
+    chapters = {"nine": "Trip", "trip": "t.docx", "words": "a.bin", "Bo": "Old", "low": "n.txt"}
+    for words, chapter in chapters.items():
+        assert at(found, words) == (None, chapter)
     assert found.missing == (
         "attached files are not read: x.zip, k.rtf",
         "an attached file is not read: the document locked.pdf is protected by a password",

@@ -21,26 +21,9 @@ from esa_cli.documents.outline import (
 from esa_cli.qa.sections import find_named_sections
 
 TITLES = ["The Gate", "A Grey Boat", "The Lantern", "Old Debts", "The Way Home"]
-WORDS = [
-    "the",
-    "boat",
-    "lay",
-    "at",
-    "a",
-    "pier",
-    "while",
-    "rain",
-    "fell",
-    "on",
-    "lamps",
-    "nets",
-    "and",
-    "slow",
-    "grey",
-    "geese",
-    "of",
-    "Ennick",
-]
+SENTENCE = "the boat lay at a pier while rain fell on lamps nets and slow grey geese of Ennick"
+WORDS = SENTENCE.split()
+NUMBERS = ["ONE", "TWO", "THREE", "FOUR", "FIVE"]
 ROMAN = ["", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX"]
 GERMAN = ["Erstes", "Zweites", "Drittes", "Viertes", "Fünfundzwanzigstes"]
 
@@ -81,10 +64,7 @@ def book(heading: Callable[[int, str], str], contents: Sequence[str] = ()) -> st
 FORMS: dict[str, tuple[Callable[[int, str], str], str]] = {
     "english": (lambda n, title: f"CHAPTER {ROMAN[n]}. {title}", "chapter"),
     "below": (lambda n, title: f"Chapter {n}\n\n{title}", "chapter"),
-    "dash": (
-        lambda n, title: f"PART {['ONE', 'TWO', 'THREE', 'FOUR', 'FIVE'][n - 1]}--{title}",
-        "part",
-    ),
+    "dash": (lambda n, title: f"PART {NUMBERS[n - 1]}--{title}", "part"),
     "german": (lambda n, title: f"{GERMAN[n - 1]} Kapitel", "chapter"),
     "french": (lambda n, title: f"Chapitre {n} : {title}", "chapter"),
     "spanish": (lambda n, title: f"Capítulo {ROMAN[n]}. {title}", "chapter"),
@@ -197,9 +177,7 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
 def test_numbered_capitals_are_headings_of_short_sections(in_capitals: bool) -> None:
     names = ["Who may enter", "What to wear", "If the alarm rings"]
     lines = [f"{n}. {name.upper() if in_capitals else name}" for n, name in enumerate(names, 1)]
-    text = "\n\n".join(
-        f"{line}\n\nOnly staff may. Ask at the desk first, please." for line in lines
-    )
+    text = "\n\n".join(f"{line}\n\nOnly staff may. Ask at the desk, please." for line in lines)
     found = [one.heading for one in find_sections(read(text))]
     assert found == (lines if in_capitals else [])
 

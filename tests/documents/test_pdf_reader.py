@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 import sample_files as make
+from PIL import Image, ImageDraw, ImageFont
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
+from esa_cli.documents.readers import pdf_reader
+from esa_cli.documents.readers.page_ocr import RecognisedPage, describe_recognised_pages
 from esa_cli.documents.readers.pdf_reader import remove_running_heads, tidy_page_texts
 
 
@@ -28,9 +34,8 @@ def test_pdf_pages_and_bookmarks() -> None:
 
 def test_pdf_scanned_in_part() -> None:
     found = readers.extract_text(make.pdf(["a", None, "b", None, None]), "a.pdf")
-    assert [one.partition(" (")[0] for one in found.missing] == [
-        "pages 2, 4, 5 have no text, only pictures",
-    ]  # fmt: skip
+    (missing,) = found.missing
+    assert missing.startswith("pages 2, 4, 5 have no text, only pictures (")
     assert [mark.page for mark in found.marks] == [1, 3]
 
 
@@ -106,3 +111,90 @@ def test_a_sentence_runs_on_across_pdf_pages() -> None:
     pages = ["Rules\nOne part is\npage 1", "divided by\nfour.\npage 2", "Bikes\nare kept\npage 3"]
     text = readers.extract_text(make.pdf(pages), "a.pdf").text
     assert text == "Rules\nOne part is\ndivided by\nfour.\n\nBikes\nare kept\npage 3\n"
+
+
+ROWS = [
+    ("Vessel", "Departure", "Master"),
+    ("Gannet", "06:40", "A. Holm"),
+    ("Fulmar", "08:15", ""),
+    ("Petrel", "09:50", "C. Juul"),
+]
+
+
+def read(data: bytes) -> str:
+    return readers.extract_text(data, "a.pdf").text
+
+
+def test_pdf_rows_have_the_names_of_their_columns() -> None:
+    assert read(make.pdf_table(ROWS, "Boats")) == (
+        "Boats\n\nVessel: Gannet; Departure: 06:40; Master: A. Holm\n"
+        "Vessel: Fulmar; Departure: 08:15\nVessel: Petrel; Departure: 09:50; Master: C. Juul\n\n"
+        "Tickets are sold on board.\n"
+    )
+
+
+def test_pdf_tables_in_doubt_keep_their_text() -> None:
+    """No lines; no numbers below a name; a page of many lines, as drawings have."""
+    plain = "Boats\nVessel Departure Master\nGannet 06:40 A. Holm\n"
+    assert read(make.pdf_table(ROWS, "Boats", ruled=False)).startswith(plain)
+    words = [("Vessel", "Berth", "Master"), ("Gannet", "North", "Holm"), ("Fulmar", "East", "Rask")]
+    assert "Vessel Berth Master\nGannet North Holm\n" in read(make.pdf_table(words, "Boats"))
+    lines = "\n".join(f"{x} 10 m {x} 30 l S" for x in range(700))
+    crowded = read(make.pdf_table(ROWS, "Boats", more=lines))
+    assert crowded.startswith(plain)
+
+
+LINES = ["The owner gives Mette Lund the right to sell", "the house for no less than EUR 412,500."]
+
+
+def scan(*pages: list[str]) -> bytes:
+    """A PDF whose pages are pictures of lines."""
+    font, pictures = ImageFont.load_default(size=30), []
+    for lines in pages:
+        picture = Image.new("L", (900, 400), 255)
+        for number, line in enumerate(lines):
+            ImageDraw.Draw(picture).text((80, 80 + 50 * number), line, font=font, fill=0)
+        pictures.append(picture)
+    out = io.BytesIO()
+    pictures[0].save(out, "PDF", resolution=150, save_all=True, append_images=pictures[1:])
+    return out.getvalue()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_scan_is_read_by_ocr() -> None:
+    pytest.importorskip("rapidocr")
+    found = readers.extract_text(scan(LINES, [], ["Signed in Aarhus"]), "scan.pdf")
+    first, _, last = found.text.partition("\n\n")
+    assert first.split("\n") == LINES
+    assert last == "Signed in Aarhus\n"
+    assert at(found, "Mette")[0] == 1
+    assert at(found, "Signed")[0] == 3
+    assert found.missing[0].startswith("pages 1, 3 were read by OCR")
+    assert found.missing[1].startswith("page 2 has no text")
+
+
+@pytest.mark.timeout(300)
+def test_ocr_stops_before_the_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rapidocr")
+    monkeypatch.setattr("esa_cli.documents.readers.page_ocr._SHARE", 0.0)
+    data = make.pdf(["text", None])
+    [missing] = pdf_reader.read_pdf(data, "a.pdf").missing
+    assert (
+        missing == "page 2 has no text, only pictures (ESA_READ_SECONDS=3600 gives OCR more time)"
+    )
+
+
+def test_without_ocr_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    [missing] = pdf_reader.read_pdf(make.pdf(["text", None]), "a.pdf").missing
+    assert missing == "page 2 has no text, only pictures (OCR: pip install 'esa-cli[ocr]')"
+    assert "ocrmypdf scan.pdf" in refused(make.pdf([None]), "scan.pdf").hint
+
+
+def test_confidence_is_the_lowest_of_the_pages() -> None:
+    pages = {2: RecognisedPage("a", 0.984), 7: RecognisedPage("b", 0.812)}
+    assert describe_recognised_pages(pages) == (
+        "pages 2, 7 were read by OCR, and characters may be wrong (confidence 81%, least on page 7)"
+    )

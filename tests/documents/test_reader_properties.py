@@ -3,13 +3,17 @@ page declares, and headings are those of another parser."""
 
 from __future__ import annotations
 
+import random
+import sys
 from html import escape
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from properties import EXAMPLES
-from reader_fuzz import read_here
+from reader_fuzz import Mutant, read_here, verdict
+from reader_samples import SAMPLES
 
 from esa_cli.documents.readers.markdown_reader import find_headings
 
@@ -85,3 +89,16 @@ def test_headings_are_those_of_another_parser(lines: list[str]) -> None:
         if token.type == "heading_open" and tokens[i + 1].content
     ]
     assert [escape(mark.chapter or "") for mark in find_headings(text)] == [*map(escape, expected)]
+
+
+EACH = EXAMPLES or 60
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_mutants_are_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rapidocr", None)  # which takes a second a page
+    seed = random.randrange(1 << 30) if EXAMPLES else 1
+    mutants = [Mutant(seed, name, number) for number in range(EACH)]
+    verdicts = {mutant: verdict(mutant.data(), name, read_here) for mutant in mutants}
+    assert {m: v for m, v in verdicts.items() if v not in ("text", "refused")} == {}
+    assert "text" in verdicts.values(), "mutants that are all refused test nothing"

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import glob
 import os
+import random
+import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sample_files as make
+from hypothesis import example, given
+from hypothesis import strategies as st
+from properties import seeds
 
 from esa_cli.apps.cli.commands.chat_command import format_chat_as_markdown
 from esa_cli.documents import sources
-from esa_cli.documents.document import find_files, gather_documents
+from esa_cli.documents.document import Document, find_files, gather_documents, read_document
+from esa_cli.documents.sources import MAX_IGNORE_BYTES, GitignoreRules, find_readable_files
 from esa_cli.errors import DocumentError
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import make_evidence_page
@@ -29,23 +37,19 @@ def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of many kinds of files, below the current one."""
+    others = (".secret", ".git/config", "build/out.txt", "x.log", "deep/keep.log", "deep/er/c.py")
     files: dict[str, bytes] = {
         "docs/b.md": b"b",
         "docs/a.txt": b"a",
-        "docs/deep/er/c.py": b"c",
         "docs/deep/wide.txt": "wide".encode("utf-16"),
         "docs/paper.pdf": make.pdf(["paper"]),
         "docs/empty.txt": b"",
         "docs/logo.png": b"\x89PNG\r\n\x1a\n\0",
         "docs/data.bin": b"ab\0c" * 9,
-        "docs/.secret": b"x",
-        "docs/.git/config": b"x",
-        "docs/build/out.txt": b"x",
-        "docs/x.log": b"x",
-        "docs/deep/keep.log": b"keep",
         "docs/.gitignore": b"build/\n*.log\n",
         "docs/deep/.gitignore": b"!keep.log\n",
         "other/d.txt": b"d",
+        **{f"docs/{name}": name.encode() for name in others},
     }
     for name, data in files.items():
         path = tmp_path / name
@@ -168,6 +172,179 @@ def test_reports_and_chats_of_esa_are_left_out_of_folders(tree: Path) -> None:
     assert not {"chat.md", "page.html"} & read
     own = map(os.path.basename, found.left_out["written by esa"])
     assert sorted(own) == ["chat.md", "page.html"]
-    assert find_files([str(tree / "chat.md")]).paths == (str(tree / "chat.md"),), (
-        "named by the user"
-    )
+    named = str(tree / "chat.md")
+    assert find_files([named]).paths == (named,), "named by the user"
+
+
+PARTS = (
+    "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "]", "[ab]",
+    "[!a]", "[^a-b]", "[z-a]", "[!z-a]", "[]a]", "\r", "**/", "/**", "/**/", "\t",
+)  # fmt: skip
+NAMES = ("a", "b", "A", "ab", "ba", "a b", "a ", "!", "#", "a!", "-", "]", "\\", "a.b", "[")
+
+
+def drawn(draw: random.Random) -> str:
+    """A line of ASCII, as git compares bytes; it reads two asterisks that are no whole name, and a
+    backslash before a slash, in ways of its own."""
+    while True:
+        line = "".join(draw.choice(PARTS) for _ in range(draw.randrange(1, 7)))
+        names = line.removeprefix("!").split("/")
+        if r"\/" not in line and not any("**" in name and name.strip("*") for name in names):
+            return line
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is the peer")
+def test_as_git_ignores(tmp_path: Path) -> None:
+    for number, seed in enumerate(seeds(4)):
+        (root := tmp_path / str(number)).mkdir()
+        ignores_as_git(root, random.Random(seed))
+        shutil.rmtree(root)
+
+
+def ignores_as_git(root: Path, draw: random.Random) -> None:
+    folders = ["", *(f"{draw.choice(NAMES)}/" for _ in range(3))]
+    folders += [f"{folder}{draw.choice(NAMES)}/" for folder in folders[1:]]
+    paths = sorted({folder + name for folder in folders for name in NAMES} - {""})
+    for folder in folders:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        if not (root / path).exists():
+            (root / path).write_text("x")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    for _ in range(12):
+        rules = {
+            folder: "\n".join(drawn(draw) for _ in range(draw.randrange(1, 5)))
+            for folder in dict.fromkeys(folders[:3])
+        }
+        for folder, lines in rules.items():
+            (root / folder / ".gitignore").write_bytes(lines.encode())
+        assert read(root) == read_by_git(root), rules
+
+
+def read(root: Path) -> set[str]:
+    """The files that are not ignored."""
+    found = find_readable_files(str(root)).files
+    return {os.path.relpath(path, root) for path in found}
+
+
+def read_by_git(root: Path) -> set[str]:
+    options = ["-c", "core.excludesFile=", "ls-files", "-zo", "--exclude-per-directory=.gitignore"]
+    listed = subprocess.run(["git", *options], cwd=root, check=True, capture_output=True).stdout
+    return {path for path in os.fsdecode(listed).split("\0") if path and ".gitignore" not in path}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("a*" * 30 + "b", "a" * 250),
+        ("*a" * 30 + "b", "a" * 250),
+        ("[ab]*" * 30 + "c", "ab" * 120),
+        ("**/a/" * 30 + "b", "a/" * 100 + "a"),
+    ],
+)
+def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
+    (tmp_path / ".gitignore").write_text(line)
+    rules, start = GitignoreRules(str(tmp_path)), time.process_time()
+    assert not rules.is_ignored(str(tmp_path / name), is_folder=False)
+    assert time.process_time() - start < 1
+
+
+LINES = st.text(st.sampled_from("ab*?[]!^-\\/. #\r\n\0é\udcff"), max_size=60) | st.text(max_size=20)
+
+
+@given(LINES, st.integers(1, 400))
+@example("a*" * 30 + "b", 1)
+@example("!", 1)
+@example("[z-a]", 99)
+def test_any_lines_are_rules_and_take_no_time(tmp_path: Path, lines: str, times: int) -> None:
+    data = (lines * times).encode("utf-8", "surrogateescape")
+    (tmp_path / ".gitignore").write_bytes(data)
+    start = time.process_time()
+    rules = GitignoreRules(str(tmp_path))
+    for name in ("a" * 250, "a/" * 100 + "b", "\n"):
+        rules.is_ignored(str(tmp_path / name), is_folder=False)
+    assert time.process_time() - start < 3
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    for number, folder in enumerate(("pipe", "zero", "large", "folder", "missing")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(str(number))
+    os.mkfifo(tmp_path / "pipe" / ".gitignore")
+    (tmp_path / "zero" / ".gitignore").symlink_to("/dev/zero")
+    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * MAX_IGNORE_BYTES)
+    (tmp_path / "folder" / ".gitignore").mkdir()
+    (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
+    assert len(find_readable_files(str(tmp_path)).files) == 5
+
+
+def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / ".gitignore").write_text("a/\n")
+    (tmp_path / "a" / ".gitignore").write_text("!*\n")
+    assert GitignoreRules(f"{tmp_path}/a/b").is_ignored(f"{tmp_path}/a/b/c", is_folder=False)
+
+
+ENTRY = """@article{{{key},
+  title = {{{{{{BERT}}}}: Pre-training \\& {name}}},
+  booktitle = {{Not this}},
+  abstract = {{A
+  title = of two lines}},
+  file = {{{file}}}
+}}
+
+"""
+
+
+def store(home: Path, name: str, data: bytes) -> Document:
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return read_document(str(path))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/home/ann/Zotero/storage/ABCD2345/Paper.pdf",
+        "Full Text:storage/ABCD2345/Paper.pdf:application/pdf",
+        r"C\:\\Zotero\\storage\\ABCD2345\\Paper.pdf;D\:\\storage\\ZZZZ2345\\b.html",
+    ],
+)
+def test_an_export_gives_the_title(tmp_path: Path, file: str) -> None:
+    entries = [("other", "/storage/ABCD2346/Paper.pdf"), ("devlin", file)]
+    text = "".join(ENTRY.format(key=key, name=key.title(), file=one) for key, one in entries)
+    (tmp_path / "library.bib").write_text(text, "utf-8")
+    document = store(tmp_path, "storage/ABCD2345/Paper.pdf", make.pdf(["One", "Two"]))
+    for number, word in enumerate(("One", "Two"), 1):
+        place = document.place(document.text.index(word))
+        assert place.title == "BERT: Pre-training & Devlin (@devlin)"
+        assert place.link == f"zotero://open-pdf/library/items/ABCD2345?page={number}"
+    page = store(tmp_path, "storage/ABCD2345/Page.html", b"<p>x</p>").place(0)
+    assert page.link == "zotero://select/library/items/ABCD2345"
+    (tmp_path / "library.bib").unlink()
+    assert store(tmp_path, "storage/ABCD2345/Paper.pdf", make.pdf(["One"])).place(0).title is None
+
+
+@pytest.mark.parametrize("folder", ["storage/20240101", "storage/abcd2345", "store/ABCD2345", "."])
+def test_other_folders_are_no_folders_of_zotero(tmp_path: Path, folder: str) -> None:
+    text = ENTRY.format(key="a", name="B", file=f"{folder}/a.txt")
+    (tmp_path / "library.bib").write_text(text, "utf-8")
+    assert store(tmp_path, f"{folder}/a.txt", b"words").marks == ()
+
+
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [
+        ("Attention Is All You Need", "Attention Is All You Need"),
+        ("Microsoft Word - final draft", None), ("my paper v2.docx", None), ("untitled", None),
+        ("Untitled document", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_pdf_has_the_title_of_its_metadata(
+    tmp_path: Path, title: str, expected: str | None
+) -> None:
+    data = make.pdf(["One"], title=title)
+    place = store(tmp_path, "1706.03762.pdf", data).place(0)
+    assert (place.title, place.link) == (expected, None)

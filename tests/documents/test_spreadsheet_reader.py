@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import random
 import re
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
 import openpyxl
+import pptx
+import pytest
 import sample_files as make
 from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
-from reader_checks import changed, chapters, refused
+from pptx.chart.data import CategoryChartData
+from pptx.enum.chart import XL_CHART_TYPE
+from pptx.util import Inches
+from reader_checks import changed, chapters, refused, text_of
 
 from esa_cli.documents import readers
 from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText
+from esa_cli.documents.readers.text_builder import STDIN, Mark
 
 
 def workbook(**sheets: Any) -> openpyxl.Workbook:
@@ -145,3 +152,131 @@ def test_rows_and_cells_out_of_order_and_twice() -> None:
     assert text.splitlines()[1:] == [
         "column 1: 3; column 3: 1", "column 1: 51; column 2: 52; column 3: 53",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_csv_rows_name_their_columns(sign: str) -> None:
+    rows = [["name", "town"], ["Ann", '"a\nb"'], ["", "Rome"], ["Bo", "Ulm", "9"]]
+    text = "\r\n".join(sign.join(row) for row in rows)
+    assert text_of(text, "a.csv") == (
+        "name: Ann; town: a b\ntown: Rome\nname: Bo; town: Ulm; column 3: 9\n"
+    )
+
+
+def test_csv_without_heading_and_what_is_no_table() -> None:
+    assert text_of("1,2\n3,4\n", "a.csv") == "column 1: 1; column 2: 2\ncolumn 1: 3; column 2: 4\n"
+    assert text_of(",b\n0,x\n", "a.csv") == "column 1: 0; b: x\n"
+    assert text_of("just words\nand more\n", "a.csv") == "just words\nand more\n"
+    assert text_of('a,b\n1,"open\n', "a.csv") == 'a,b\n1,"open\n', "no cell may swallow the rest"
+    assert text_of("a,b\n1,2\n", "a.txt") == "a,b\n1,2\n"
+
+
+def test_csv_with_lines_above_the_table() -> None:
+    table = "Date,Payee,Sum\n1 May,Ann,12\n2 May,Bo,3\n"
+    rows = "Date: 1 May; Payee: Ann; Sum: 12\nDate: 2 May; Payee: Bo; Sum: 3\n"
+    assert text_of(table, "a.csv") == rows
+    assert text_of(f"Statement\n\n{table}", "a.csv") == f"Statement\n{rows}"
+    assert text_of(f"Statement,,\n{table}", "a.csv") == f"Statement\n{rows}"
+    assert text_of(f"Statement\nOwner,Ann\n\n{table}\n", "a.csv") == (
+        f"Statement\nOwner; Ann\n{rows}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    [
+        ("Item,2019,2020\nRevenue,10,12", "Item: Revenue; 2019: 10; 2020: 12"),
+        ("Ann,1985,2020\nBob,1990,2021", "column 1: Bob; column 2: 1990; column 3: 2021"),
+        ("Ann,1,2,3\nBob,4,5,6", "column 1: Bob; column 2: 4; column 3: 5; column 4: 6"),
+    ],
+)  # fmt: skip
+def test_csv_numbers_that_name_columns(rows: str, last: str) -> None:
+    assert readers.extract_text(rows.encode(), "a.csv").text.splitlines()[-1] == last
+
+
+def test_csv_whose_heading_is_too_short_names_nothing() -> None:
+    """As R writes it: the numbers of the rows have no name, and all others would be shifted."""
+    assert text_of("name,town\n1,Ann,Ulm\n2,Bo,Rome\n", "a.csv") == (
+        "column 1: name; column 2: town\n"
+        "column 1: 1; column 2: Ann; column 3: Ulm\ncolumn 1: 2; column 2: Bo; column 3: Rome\n"
+    )
+
+
+def test_csv_with_as_many_commas_in_every_row() -> None:
+    assert text_of("1,5;2,5\n3,5;4,5\n", "a.csv") == (
+        "column 1: 1,5; column 2: 2,5\ncolumn 1: 3,5; column 2: 4,5\n"
+    )
+    assert text_of("Lee, Ann\tUlm, DE\nKay, Bo\tRome, IT\n", "a.tsv") == (
+        "Lee, Ann: Kay, Bo; Ulm, DE: Rome, IT\n"
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_csv_random_tables_give_each_value_the_name_of_its_column(seed: int) -> None:
+    draw = random.Random(seed)
+    names = [f"name {letter}" for letter in "abcdef"[: draw.randint(2, 6)]]
+    rows = [[draw.choice(("", "x", "7", 'a "b"')) for _ in names] for _ in range(20)]
+    quoted = [",".join('"' + c.replace('"', '""') + '"' for c in row) for row in (names, *rows)]
+    want = ""
+    for row in rows:
+        cells = []
+        for column in range(len(names)):
+            if row[column]:
+                cells.append(names[column] + ": " + row[column])
+        want += "; ".join(cells) + "\n" if cells else ""
+    assert text_of("\n".join(quoted), "a.csv") == want
+
+
+BOX = (Inches(1), Inches(1), Inches(4), Inches(3))
+
+
+def saved_show(show: Any) -> bytes:
+    out = io.BytesIO()
+    show.save(out)
+    return out.getvalue()
+
+
+def slide(show: Any, title: str, words: str = "") -> Any:
+    new = show.slides.add_slide(show.slide_layouts[1])
+    new.shapes.title.text = title
+    new.placeholders[1].text = words
+    return new
+
+
+def test_slides_are_pages_and_their_titles_chapters() -> None:
+    show = pptx.Presentation()
+    slide(show, "Plan", "one\ntwo\vhalf").notes_slide.notes_text_frame.text = "say it\nslowly"
+    second = slide(show, "Costs\n2024", "area: 10")
+    raised = second.placeholders[1].text_frame.paragraphs[0].add_run()
+    raised.text = "6"
+    raised.font._element.set("baseline", "30000")
+    table = second.shapes.add_table(2, 2, *BOX).table
+    for row, cells in enumerate((("name", "sum"), ("Ann", "3"))):
+        for column, cell in enumerate(cells):
+            table.cell(row, column).text = cell
+    group = second.shapes.add_group_shape()
+    group.shapes.add_textbox(*BOX).text_frame.text = "grouped"
+    slide(show, "", "last")._element.set("show", "0")
+    found = readers.extract_text(saved_show(show), "a.pptx")
+    assert found.text == (
+        "Plan\n\none\ntwo\nhalf\n\nNotes: say it\nslowly\n\n"
+        "Costs\n2024\n\narea: 10^6\n\nname | sum\nAnn | 3\n\ngrouped\n\nlast\n"
+    )
+    assert [(mark.page, mark.chapter) for mark in found.marks] == [
+        (1, "Plan"), (2, "Costs 2024"), (3, "(hidden)"),
+    ]  # fmt: skip
+    assert found.missing == ()
+    assert readers.extract_text(saved_show(show), STDIN) == found, "content tells it"
+
+
+def test_presentation_says_what_is_missing() -> None:
+    show = pptx.Presentation()
+    data = CategoryChartData()
+    data.categories = ["a"]
+    data.add_series("s", (1,))
+    slide(show, "Pie").shapes.add_chart(XL_CHART_TYPE.PIE, *BOX, data)
+    found = readers.extract_text(saved_show(show), "a.pptx")
+    assert found.text == "Pie\n"
+    assert found.marks == (Mark(0, 1, "Pie"),)
+    assert found.missing == ("charts are left out: 1",)
+    assert "without text" in refused(saved_show(pptx.Presentation()), "a.pptx").message

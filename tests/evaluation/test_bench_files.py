@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, records, stars_row, whole, write
+from bench_rows import longbench_row, records, rows_of, stars_row, whole, write
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation.bench import benchmarks
-from esa_cli.evaluation.bench.bench_run import choose_tasks
+from esa_cli.evaluation import metrics
+from esa_cli.evaluation.bench import bench_run, benchmarks
+from esa_cli.evaluation.bench.bench_run import BenchRecordSelection, choose_tasks
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
 def test_longbench_prompts_and_records(tmp_path: Path) -> None:
@@ -163,3 +166,155 @@ def test_needlebench_hides_three_needles_unlike_each_other(needle_files: Path) -
             assert record.document.index(f"\n{needle}\n") - gone == int(length * depth / 100)
             gone += len(needle) + 2
     assert records("needlebench", needle_files, "m-rt-4k") == made, "the same each time"
+
+
+@pytest.mark.parametrize("second", [longbench_row("a"), longbench_row("b", input="")])
+def test_records_of_one_name_or_without_a_question_are_refused(
+    second: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path / "qasper.jsonl", [longbench_row("a"), second])
+    selection = BenchRecordSelection(benchmarks.BENCHMARKS["longbench"], tmp_path, ["qasper"])
+    if second["_id"] == "b":
+        read = selection.benchmark.read
+        blank = [replace(record, question=" ") for record in read(tmp_path, "qasper")]
+        benchmark = replace(selection.benchmark, read=lambda folder, task: iter(blank))
+        selection = replace(selection, benchmark=benchmark)
+    with pytest.raises(DocumentError):
+        selection.check_and_hash_records()
+
+
+def test_all_of_a_record_but_its_name_counts() -> None:
+    record = BenchRecord("longbench", "qasper", "0", "b", "d0", "q", ("yes",), 8)
+    assert replace(record, id="another").compute_hash() == record.compute_hash()
+    changes = {"before": "B", "document": "D", "question": "Q", "prime": "p", "chat": False}
+    changes |= {"answers": ("no",), "longest": 9, "data": {"classes": ["a"]}}
+    changed = [replace(record, **{name: value}) for name, value in changes.items()]
+    changed.append(replace(record, before="bd0", document=""))  # it is cut elsewhere
+    assert record.compute_hash() not in {other.compute_hash() for other in changed}
+
+
+def test_table_has_means_averages_and_counts() -> None:
+    rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
+    scores = bench_run.group_scores_by_method(rows)
+    headers, lines = bench_run.make_score_table(benchmarks.BENCHMARKS["longbench"], scores)
+    assert headers == ["task", "records", "ours", "theirs"]
+    assert lines == [
+        ["Qasper", "2 / 0 of 200", "75.00", "-"],
+        ["TREC", "1 / 2 of 200", "0.00", "75.00"],
+        # (75 + 0) / 2: each task counts once, however many records
+        ["LongBench average", "2 / 1 of 16 tasks", "37.50", "75.00"],
+    ]
+    data = bench_run.make_score_dict(benchmarks.BENCHMARKS["longbench"], scores)["ours"]
+    assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
+    assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}
+
+
+SCORES: dict[str, list[tuple[str, Any, float]]] = {
+    "compute_qa_f1": [
+        # said: cat sat on mat; right: cat on mat. 3 in common: 2 * 3/4 * 1 / (3/4 + 1) = 6/7
+        ("The cat sat on a mat.", "cat on the MAT", 6 / 7),
+        # bags: one yes in common of two said: 2 * 1/2 * 1 / (1/2 + 1) = 2/3
+        ("yes, yes", "Yes.", 2 / 3),
+        ("U.S.", "us", 1.0),
+        # nothing is left of either
+        ("the", "", 0.0),
+    ],
+    "compute_code_similarity": [
+        # the first line that is no fence and no comment is `x = 1`: 2 * 4 letters of 5 + 5
+        ("\n```python\n# note\n// note\nx = 1\ny = 3", "x = 2", 0.8),
+        # 2 * 2 of 2 + 4 is 66.67 per cent, in whole per cent 67
+        ("ab", "abcd", 0.67),
+        # difflib takes the longest block, PP, and nothing lies right of it in both: 2 * 2 of 20.
+        # The longest common subsequence, abcd, would give 0.4.
+        ("a1b2c3d4PP", "PPa5b6c7d8", 0.2),
+        ("# only a comment", "x", 0.0),
+        # indentation counts: 2 * 1 of 1 + 5
+        ("x", "    x", 0.33),
+    ],
+    "compute_rouge_l": [
+        # the, sat: 2 of 3 and 2 of 3
+        ("the cat sat", "the dog sat", 2 / 3),
+        # a c of one sentence and b d of the other: all four words are common
+        ("a c. b d", "a b c d", 1.0),
+        # distinct words: 1 of 1 said, 1 of 2 right: 2 * 1 * 1/2 / (3/2)
+        ("a a a", "a b", 2 / 3),
+        # the line break behind the full stop is a word of its own: 1 of 2, 1 of 1
+        ("a.\n", "a", 2 / 3),
+        # of `y x` and `x y` the common word is y, not x; so x is never common: 1 of 2, 1 of 2
+        ("y x. y", "x y", 1 / 2),
+        # order counts within a sentence: b c, or c d; not all
+        ("c d b", "b c d", 2 / 3),
+        ("", "a", 0.0),
+    ],
+    "compute_share_of_right_numbers": [
+        ("3 or 12, I say 3", "3", 2 / 3),
+        ("13", "3", 0),
+        ("none", "3", 0),
+    ],
+    "score_first_integer": [
+        ("The pass key is 08335, I think; 1.", ["08335"], 1),
+        *((output, ["08335"], 0) for output in ("8335", "12 08335", "")),
+    ],
+    "score_first_number": [
+        *((output, "98", 1) for output in ("It is 98.", "98.0")),
+        *((output, "98", 0) for output in ("98.5", "97, or 98", "many")),
+    ],
+}
+
+
+@pytest.mark.parametrize("metric", SCORES)
+def test_scores_worked_out_by_hand(metric: str) -> None:
+    for output, gold, score in SCORES[metric]:
+        # ROUGE adds 1e-8 to a denominator
+        found = getattr(metrics, metric)(output, gold)
+        assert found == pytest.approx(score, abs=1e-7), output
+
+
+def test_classification() -> None:
+    names = ("Date", "Speed", "person", "Title of a person")
+    assert metrics.score_named_classes("Date or Speed", "Date", names) == 1 / 2
+    assert metrics.score_named_classes("Speed", "Date", names) == 0
+    # `person` is named as well, but as a part of the right name
+    assert metrics.score_named_classes("Title of a person", "Title of a person", names) == 1
+    # a, b and `a b c` are named; taking a out of the list spares b: one of two is right
+    assert metrics.score_named_classes("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
+
+
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        ("B. the cook", True),
+        # it begins with B
+        ("Because of A", True),
+        ("the cook", True),
+        ("The answer is: B", True),
+        ("The answer is the cook.", True),
+        # what is called the answer comes before any letter
+        ("The answer is C, not B", False),
+        ("I would say C or B", False),
+        ("  ", False),
+    ],
+)
+def test_choice(output: str, right: bool) -> None:
+    assert metrics.score_multiple_choice_output(output, ("the cook", "B")) == right
+
+
+def test_code_debug() -> None:
+    said = ("B. func_a", "**The error is** `func_a`", "The answer is C")
+    found = [metrics.score_code_debug_output(output, ("func_a", "B")) for output in said]
+    assert found == [True, True, False]
+
+
+def test_stars_are_the_numbers_of_the_list() -> None:
+    prime = '```json\n{"little_penguin": ['
+    assert metrics.parse_star_counts(f"{prime}15, 117, 42]}}\n```\nThree.", 32) == {15, 117, 42}
+    assert metrics.parse_star_counts(f"{prime}15, 117, 42]}}", 2) == {15, 117}
+    assert metrics.parse_star_counts(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
+    assert metrics.parse_star_counts(f"{prime}15, 117", 32) == {15, 117}
+    assert metrics.parse_star_counts(f"{prime}none", 32) == set()
+    assert metrics.parse_star_counts("15, 117", 32) == set()
+
+
+def test_reasoning_pays_less_with_the_mistake() -> None:
+    # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
+    assert metrics.score_star_counts("little_p: [1, 2, 6, 7]", "1234", (5, 6, 7, 8)) == 1.75 / 4

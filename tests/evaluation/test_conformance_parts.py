@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import reference
 import torch
-from conformance_tools import examine, first
+from conformance_tools import examine, failed, first
 from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.compression import Moments
+from esa_cli.attention.compression import Linear, Moments, save_learned_projections
 from esa_cli.attention.parts import Compressor, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import LayerState, Positions, Projection, Step
-from esa_cli.evaluation.conformance import make_step, make_step_for_observe
+from esa_cli.evaluation.conformance import (
+    check,
+    check_plugin_file,
+    make_step,
+    make_step_for_observe,
+)
+from esa_cli.methods import registry
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +87,6 @@ WRONG_SCORES = {
     "ScribblesOnReducedKeys": (RESULTS, "the part changed the reduced keys"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
 }
-
-
-@pytest.mark.parametrize("name", WRONG_SCORES)
-def test_wrong_scores_fail(name: str) -> None:
-    found = examine("score", getattr(Scores, name))
-    wanted, detail = WRONG_SCORES[name]
-    assert detail in found[wanted]
-    assert set(found) == {wanted}
 
 
 @dataclass(frozen=True)
@@ -175,30 +174,26 @@ class Bent(FixedDistancePositions):
 
 
 @pytest.mark.parametrize(
-    ("bend", "wanted", "detail"),
+    ("bend", "detail"),
     [
-        (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
-        (lambda p: p.query, PLACED, "far returns a Tensor, not Positions"),
-        (lambda p: (*p,), PLACED, "far returns a tuple, not Positions"),
-        (lambda p: Positions(p.query, p.key.tolist()), PLACED, "far keys: list"),
-        (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys: 40 are not finite or below 0"),
-        (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries: 8 are not finite"),
-        (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
-        (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (
-            lambda p: Positions(p.query + torch.rand(1), p.key),
-            PLACED,
-            "are different the second time",
-        ),
+        (lambda p: Positions(p.query[:-1], p.key), "(7,)"),
+        (lambda p: p.query, "far returns a Tensor, not Positions"),
+        (lambda p: (*p,), "far returns a tuple, not Positions"),
+        (lambda p: Positions(p.query, p.key.tolist()), "far keys: list"),
+        (lambda p: Positions(p.query, p.key - 5), "far keys: 40 are not finite or below 0"),
+        (lambda p: Positions(p.query * torch.nan, p.key), "far queries: 8 are not finite"),
+        (lambda p: Positions(p.query, p.key + 5000), "5000"),
+        (lambda p: Positions(p.query > 0, p.key), "torch.bool"),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), "are different the second time"),
     ],
 )
-def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
+def test_wrong_positions_fail(bend: Any, detail: str) -> None:
     class Broken(Bent):
         def bend(self, positions: Positions) -> Positions:
             return bend(positions)
 
     found = examine("position", Broken)
-    assert detail in found[wanted]
+    assert detail in found[PLACED]
 
 
 def test_encodings_leave_the_positions_they_are_given_alone() -> None:
@@ -357,10 +352,11 @@ def test_wrong_choices_fail(choose: Any, detail: str) -> None:
     assert detail in found[RESULTS]
 
 
-@pytest.mark.parametrize("name", WRONG_SELECTORS)
-def test_wrong_selectors_fail(name: str) -> None:
-    found = examine("selector", getattr(Selectors, name))
-    wanted, detail = WRONG_SELECTORS[name]
+@pytest.mark.parametrize("name", [*WRONG_SCORES, *WRONG_SELECTORS])
+def test_wrong_scores_and_selectors_fail(name: str) -> None:
+    kind, parts = ("score", Scores) if name in WRONG_SCORES else ("selector", Selectors)
+    found = examine(kind, getattr(parts, name))
+    wanted, detail = {**WRONG_SCORES, **WRONG_SELECTORS}[name]
     assert detail in found[wanted]
     assert set(found) == {wanted}
 
@@ -369,7 +365,6 @@ def test_wrong_selectors_fail(name: str) -> None:
 def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
     step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
     lse = make_step_for_observe(step).lse
-    assert lse is not None
     heads, chunk, _ = step.queries.shape
     keys = reference.plain(step.store.span(0, len(step.store))[0])
     queries = reference.plain(step.queries)
@@ -385,3 +380,95 @@ def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[
             ]
             _, want = reference.softmax_over(logits, [[]] * len(logits), 0)
             assert float(lse[h, c]) == pytest.approx(want, abs=1e-4)
+
+
+BUILT_IN = [
+    (kind, name)
+    for kind in registry.KINDS
+    for name in sorted(registry.PARTS[kind])
+    if registry.PARTS[kind].find_module(name).startswith("esa_cli.") and name != "learned"
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_built_in_methods_conform(kind: str, name: str) -> None:
+    assert failed(check(kind, name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("selector", {"name": "topk", "proximity": 3}),
+        ("score", {"name": "sum", "rotate": True}),
+        ("score", {"name": "vote", "rule": "max", "rotate": False}),
+        ("score", {"name": "vote", "shortlist": 12}),
+        ("score", {"name": "bm25", "window": 8, "layers": "all"}),
+        ("compressor", {"name": "closed-form", "rank": 3, "fit_tokens": 5}),
+    ],
+)
+def test_built_in_methods_conform_with_other_settings(kind: str, options: dict[str, Any]) -> None:
+    assert failed(check(kind, options["name"], options)) == {}
+
+
+def test_learned_compressor_conforms_when_given_its_file(tmp_path: Path) -> None:
+    save_learned_projections(tmp_path / "maps.safetensors", [Linear(*torch.randn(2, 32, 4))])
+    options = {"file": str(tmp_path / "maps.safetensors")}
+    assert failed(check("compressor", "learned", options)) == {}
+    assert "missing" in failed(check("compressor", "learned"))[BUILDS]
+
+
+def test_a_method_must_be_frozen() -> None:
+    @dataclass
+    class Open(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    registry.register("selector", "open")(Open)
+    assert "frozen=True" in failed(check("selector", "open"))[BUILDS]
+
+
+def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from esa_cli.methods import Selector, register\n"
+        "@register('selector', 'a')\n@dataclass(frozen=True)\nclass A(Selector):\n"
+        "    def select(self, step, budget):\n        raise KeyError(budget)\n"
+        "@register('position', 'b')\n@dataclass(frozen=True)\nclass B:\n    pass\n"
+    )
+    found = check_plugin_file(path)
+    assert set(found) == {("selector", "a"), ("position", "b")}
+    assert failed(found["selector", "a"]) == {
+        "valid results on random steps": "usual: raised KeyError: 16 (two.py, line 7)"
+    }
+    assert "not derived from PositionEncoding" in failed(found["position", "b"])[BUILDS]
+
+
+RECIPE = """
+from esa_cli.methods.registry import recipe
+@recipe("recipe-under-test", about="", source="", cost="")
+def under_test(base):
+    return {}
+"""
+WRONG_RECIPES = {
+    "{'window': {'selected': base.window.selected + 1}}": "must attend to the preset's 2112 tokens",
+    "{'selector': {'name': 'topkk'}}": "unknown selector 'topkk'",
+    "{'selector': {'name': 'topk', 'proximty': 3}}": "no setting 'proximty'",
+    "{'windows': {'local': 3}}": "must not set 'windows'",
+    "{'model': 'random:llama'}": "must not set 'model'",
+    "None": "must return a mapping, got None",
+    "{}['key']": "fails: KeyError: 'key'",
+}
+
+
+@pytest.mark.parametrize("settings", WRONG_RECIPES)
+def test_wrong_recipes_fail(settings: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(RECIPE.replace("{}", settings))
+    (found,) = check_plugin_file(path).values()
+    assert WRONG_RECIPES[settings] in failed(found)["valid settings"]
+
+
+@pytest.mark.parametrize("name", [one.name for one in registry.list_methods()])
+def test_built_in_recipes_conform(name: str) -> None:
+    assert failed(check("method", name)) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,3 +96,87 @@ def test_how_replies_are_judged(
 ) -> None:
     row = benchmark.judge(question, reply)
     assert [key for key in ("passage", "answer", "refused") if row[key]] == right.split()
+
+
+BOOK_FILES = sorted((BENCHMARKS / "book_questions").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def book_benchmark() -> ModuleType:
+    return module_of(BENCHMARKS / "book_questions.py", "book_questions")
+
+
+def questions() -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    files = (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in BOOK_FILES
+    )
+    return [(head, rows) for head, *rows in files]
+
+
+@pytest.mark.parametrize("number", range(len(BOOK_FILES)))
+def test_answers_stand_in_their_passages(number: int) -> None:
+    head, rows = questions()[number]
+    assert rows
+    for row in rows:
+        start, stop = row["passage"]
+        assert 0 <= start < stop <= head["characters"]
+        assert (30 if head.get("language") == "zh" else 80) <= stop - start <= 700, row["id"]
+        assert (row["answer"] is None) == (row["kind"] == "absent")
+        if row["answer"]:
+            first, last = row["answer"]
+            assert start <= first < last <= stop, row["id"]
+
+
+def test_answers_are_counted_after_normalising(book_benchmark: ModuleType) -> None:
+    golden = book_benchmark.split_bare_words("The \u201cGolden\u201d Krone, Hotel.")
+    assert golden == ["golden", "krone", "hotel"]
+    words = book_benchmark.split_bare_words("a glass of rum")
+    assert book_benchmark.compute_word_bag_f1(words, ["rum"]) == pytest.approx(0.5)
+    assert book_benchmark.compute_word_bag_f1(["nothing"], ["rum"]) == 0.0
+
+
+COLLECT_FILES = sorted((BENCHMARKS / "collect_questions").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def collect_benchmark() -> ModuleType:
+    return module_of(BENCHMARKS / "collect.py", "collect_benchmark")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_the_sets() -> None:
+    books = [rows(path) for path in COLLECT_FILES if path.stem != "chronicle"]
+    assert {head["split"] for head, *_ in books} == {"dev", "test"}
+    for head, *questions in books:
+        for one in questions:
+            assert one["id"].startswith(head["name"])
+            every = sorted([*one["places"], *one["either"]])
+            assert every[0][0] >= 0
+            assert every[-1][1] <= head["characters"]
+            places = one["places"]
+            assert all(first[1] <= second[0] for first, second in pairwise(places))
+            assert len(places) >= 5
+
+
+@pytest.mark.parametrize(
+    ("found", "right", "wrong", "places"),
+    [
+        ([], 0, 0, 0),
+        ([(12, 14)], 1, 0, 1),
+        ([(12, 14), (15, 16)], 1, 1, 1),  # one place twice
+        ([(12, 14), (15, 35)], 2, 0, 2),
+        ([(12, 35), (30, 31)], 1, 1, 2),
+        ([(50, 52)], 0, 0, 0),  # either way
+        ([(70, 72)], 0, 1, 0),
+    ],
+)
+def test_how_rows_are_counted(
+    collect_benchmark: ModuleType, found: list[tuple[int, int]], right: int, wrong: int, places: int
+) -> None:
+    question = {"places": [[10, 20], [30, 40]], "either": [[50, 60]]}
+    score = collect_benchmark.scored(found, question)
+    assert (score["right"], score["wrong"], score["found"]) == (right, wrong, places)
+    assert score["recall"] == places / 2

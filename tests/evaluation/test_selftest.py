@@ -25,6 +25,7 @@ from esa_cli.evaluation.selftest.run_plan import (
     make_full_attention_group,
     parse_token_count,
 )
+from esa_cli.evaluation.selftest.score_tables import describe_invalid_row, make_score_tables
 from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun, are_facts_in_view
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
@@ -74,16 +75,9 @@ def engine(
 
 
 def settings_of(**changes: Any) -> SelftestSettings:
-    return SelftestSettings(
-        **{
-            "tests": ("needle",),
-            "methods": ("preset", "streaming-llm", "infllm"),
-            "lengths": (1500,),
-            "samples": 2,
-            "dense": False,
-            **changes,
-        }
-    )
+    usual = {"tests": ("needle",), "lengths": (1500,), "samples": 2, "dense": False}
+    usual["methods"] = ("preset", "streaming-llm", "infllm")
+    return SelftestSettings(**{**usual, **changes})
 
 
 def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -> None:
@@ -196,12 +190,8 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
 
 
 def test_lengths_are_parsed() -> None:
-    assert [parse_token_count(text) for text in ("32k", "1m", "800", "1.5K")] == [
-        32000,
-        1_000_000,
-        800,
-        1500,
-    ]
+    counts = {"32k": 32000, "1m": 1_000_000, "800": 800, "1.5K": 1500}
+    assert {text: parse_token_count(text) for text in counts} == counts
     for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
         with pytest.raises(UsageError, match="must be a number of tokens"):
             parse_token_count(wrong)
@@ -232,3 +222,53 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     # Where each head selects, one with the fact in view is enough.
     assert are_facts_in_view([0.5, 0.5, *[0.0] * 6])
     assert not are_facts_in_view([0.9, *[0.49] * 7])
+
+
+def row(method: str = "esa", length: int = 8000, score: float = 1.0, **more: Any) -> dict[str, Any]:
+    """A row as `esa selftest` writes it."""
+    return {
+        "test": "needle", "method": method, "length": length, "sample": 0, "seed": 0,
+        "question": "q", "depth": None, "prompt": "Who?", "answer": "Bottle",
+        "expected": ["Bottle"], "score": score, "recall": None, "why": None, "tokens": {},
+        "time": {"read_s": 10.0, "ask_s": 1.0}, "dense": False, **more,
+    }  # fmt: skip
+
+
+def dense(score: float = 1.0, **more: Any) -> dict[str, Any]:
+    return row("dense", **{"length": 100, "score": score, "dense": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"score": 1.5}, "score"),
+        ({"score": float("nan")}, "score"),
+        ({"length": "8k"}, "TypeError"),
+        ({"why": ["x"]}, "TypeError"),
+        ({"recall": {"mean": 0.5, "layers": 2}}, "TypeError"),
+        ({"method": None}, "method"),
+        ({}, ""),
+    ],
+)
+def test_an_invalid_row_is_described(changes: dict[str, Any], says: str) -> None:
+    found = describe_invalid_row(row(**changes))
+    assert (says in found) if says else found == ""
+
+
+def test_figures_worked_out_by_hand() -> None:
+    recalls = [{"mean": 0.5, "layers": [1.0, 0.0]}, {"mean": 0.25, "layers": [0.5, None]}]
+    other, scores, misses = make_score_tables(
+        [
+            row("b", 16000, 1.0, why="answered", recall=recalls[0]),
+            row("b", 16000, 0.5, why="not selected", recall=recalls[1], depth=0.1),
+            row("b", 16000, 0.0, why="not selected"),
+            row("b", 8000, 1.0), row("a", 8000, 0.0, depth=1.0),
+            dense(1.0), dense(0.5, length=200), row("a", 8000, 1.0, test="a test"),
+        ]
+    )  # fmt: skip
+    assert other.rows == [["a", "100", "1"]]
+    assert scores.headers == ["method", "8k", "16k", "n"]
+    assert scores.rows == [["a", "0 (0)", "–", "1"], ["b", "100 (133)", "50 (67)", "1–3"]]
+    assert scores.note.startswith("dense ceiling 75 at 100, 200, n 2")
+    assert ["needle", "b", "1", "2", "0", "1", "38", "0"] in misses.rows, "one reason is unknown"
+    assert make_score_tables([]) == []

@@ -96,7 +96,6 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     told: list[tuple[int, int]] = []
     assert asker.index_text(TEXT, lambda done, total: told.append((done, total))) > 0
     tokens = len(asker.book.spans)
-    assert asker.book.index is not None
     assert asker.book.index.shape == (tokens, 8)
     assert asker.nbytes == asker.book.index.nbytes
     assert told[-1] == (tokens, tokens)

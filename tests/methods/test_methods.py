@@ -590,23 +590,6 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
     assert replace_method("topk", base).reading == "local"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message", "hint"),
-    [
-        ({"windows": {}}, "must not set 'windows'", "a recipe may set window"),
-        (None, "must return a mapping, got None", "may set window, selector"),
-    ],
-)
-def test_a_recipe_sets_the_method_and_no_more(
-    settings: Any, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_registries(monkeypatch)
-    registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
-    with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        replace_method("wrong-of-it", load_preset("tiny-random"))
-    assert hint in error.value.hint
-
-
 def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])

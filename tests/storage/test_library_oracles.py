@@ -38,7 +38,6 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
     key = library.compute_key("model x", text)
     with library.open_writer(KVCacheWriter, key, "model x", ids, layout) as writer:
-        assert isinstance(writer, KVCacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
         writer.layers[0].append_reduced_keys(torch.arange(20.0).view(10, 2))
@@ -244,7 +243,6 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
     shared = {paths.get_segment_path(name) for name in entry.segments[:2]}
     with library.open_writer(KVCacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
-        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 32
         assert paths.get_segment_claim_path("e" * 40).exists()
         library.remove(entry)

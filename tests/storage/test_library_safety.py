@@ -28,11 +28,6 @@ FOREIGN = (
 """Files of somebody's own, some with names that are near ours."""
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
-
-
 def put(root: Path) -> None:
     for name in FOREIGN:
         path = root / name

@@ -33,16 +33,6 @@ from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 IDS = [*range(70)]
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Library:
-    return Library(tmp_path / "other")
-
-
 def state_file(library: Library) -> Path:
     (path,) = (library.root / "documents").glob("*.states")
     return path

@@ -75,7 +75,6 @@ class Model:
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
         key = library.compute_key(WITH, "x")
         with library.open_writer(KVCacheWriter, key, WITH, ids, layout) as writer:
-            assert isinstance(writer, KVCacheWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.write_complete_segments(maps)
             entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
@@ -246,7 +245,6 @@ def test_a_later_document_leaves_out_the_head() -> None:
     ids, [joined], [both] = concatenate_documents([first, second])
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
-    assert both is not None
     for row, one in enumerate([0, 0, 0, 0, 1]):
         assert both.select_for_token(row) is maps[one]
     assert locate_document_texts([first, second]) == [range(2, 4), range(4, 5)]
@@ -270,7 +268,6 @@ def test_each_document_is_scored_with_its_own_projection() -> None:
     at = 0
     for document in documents:
         [kept], [own] = document.stores, document.projections
-        assert own is not None
         for row in range(document.head, len(document.ids)):
             key = concat_key_heads(kept.span(row, row + 1)[0])
             scores = own.queries(query) @ own.keys(key).T

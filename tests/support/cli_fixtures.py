@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import Esa, Result
+from completion_server import CompletionServer
 
 from esa_cli.__main__ import main
+from esa_cli.storage.library import Library
 
 SMALL = 1 << 20
 
@@ -81,6 +84,24 @@ def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("ESA_HOME", str(cache))
         tiny_finder(folder)
     return folder
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Library:
+    return Library(tmp_path / "other")
+
+
+@pytest.fixture
+def completions() -> Iterator[CompletionServer]:
+    with CompletionServer(["stream"]) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture

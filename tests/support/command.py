@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +42,19 @@ def fail(result: Result, code: int, *words: str) -> None:
     assert all(line.startswith("     ") for line in lines[1:])
     for word in words:
         assert word in result.err
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of another process, which imports the package of this repository."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program in another process, which must end well."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def listen() -> None:

@@ -44,22 +44,11 @@ def test_a_name_stands_for_a_web_address(name: str, address: str) -> None:
     assert is_server_address(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3-4b",
-        "Qwen/Qwen3-4B",
-        "./ollama",
-        "qwen3:8b",
-        "random:llama",
-        "model.gguf",
-        "C:\\m",
-        "",
-    ],
-)
-def test_models_and_files_are_no_servers(name: str) -> None:
-    assert complete_server_address(name) == name
-    assert not is_server_address(name)
+def test_models_and_files_are_no_servers() -> None:
+    models = ("qwen3-4b", "Qwen/Qwen3-4B", "qwen3:8b", "random:llama")
+    for name in (*models, "./ollama", "model.gguf", "C:\\m", ""):
+        assert complete_server_address(name) == name
+        assert not is_server_address(name)
 
 
 def test_models_of_embeddings_do_not_answer() -> None:

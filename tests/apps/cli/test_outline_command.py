@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,15 +51,7 @@ def test_mistakes(esa: Esa, lamps: str, note: str) -> None:
     assert esa("outline", note)[:2] == (1, "")
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
-    with CompletionServer(["stream"]) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, server: CompletionServer) -> None:
+def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, completions: CompletionServer) -> None:
     asked = ["ask", lamps, "Summarise chapter 2", *TINY, "--set", "answer.from=text"]
     result = esa(*asked)
     assert result.code == 0
@@ -70,19 +60,19 @@ def test_ask_with_and_without_a_reader(esa: Esa, lamps: str, server: CompletionS
     assert "keeper of the A Grey Boat" in result.out
     assert "lamps.txt, line" not in result.err
     missing = esa(
-        *asked[:2], "Summarise chapter 9", *asked[3:], "--json", "--reader", server.url
+        *asked[:2], "Summarise chapter 9", *asked[3:], "--json", "--reader", completions.url
     ).data
     assert (missing["found"], missing["certainty"], missing["evidence"]) == (False, "nothing", [])
     assert "no chapter 9 in lamps.txt; `esa outline`" in missing["answer"]
     assert missing["missing_words"] == []
-    result = esa(*asked, "--reader", server.url)
+    result = esa(*asked, "--reader", completions.url)
     assert (result.code, result.out) == (0, "At nine, says [1].\n")
-    bodies = [one["body"]["messages"][-1]["content"] for one in server.seen if one["body"]]
+    bodies = [one["body"]["messages"][-1]["content"] for one in completions.seen if one["body"]]
     assert len(bodies) == 1
     assert bodies[0].count("A Grey Boat") == 41
     assert "The Gate" not in bodies[0]
-    result = esa("ask", lamps, "Summarise the book", *asked[3:], "--reader", server.url)
-    bodies = [one["body"]["messages"][-1]["content"] for one in server.seen if one["body"]][1:]
+    result = esa("ask", lamps, "Summarise the book", *asked[3:], "--reader", completions.url)
+    bodies = [one["body"]["messages"][-1]["content"] for one in completions.seen if one["body"]][1:]
     assert len(bodies) > 2
     assert sum(one.count("Ishmael") for one in bodies) == 120
     assert bodies[-1].count("At nine, says [1].") == len(bodies) - 1

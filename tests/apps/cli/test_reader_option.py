@@ -6,8 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +22,11 @@ QUESTION = "When does the gate open?"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
+def server(completions: CompletionServer, monkeypatch: pytest.MonkeyPatch) -> CompletionServer:
     for name in ("ESA_READER_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with CompletionServer(["stream", "unknown", "stream"]) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
+    completions.modes[:] = ["stream", "unknown", "stream"]
+    return completions
 
 
 @pytest.fixture
@@ -111,7 +107,6 @@ def test_our_own_server_reads_for_another(
         text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     try:
-        assert served.stdout is not None
         url = served.stdout.readline().strip()
         asked = ["ask", note, QUESTION, *preset, "--reader", url]
         result = esa(*asked)
@@ -191,22 +186,20 @@ def test_ollama_is_offered_where_nothing_answers_but_not_used(
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("lmstudio", "`lms server start`"), ("qwen3:8b", "ollama#qwen3:8b"), ("olama", "'ollama'")],
+    [
+        ("lmstudio", "`lms server start`"),
+        ("qwen3:8b", "ollama#qwen3:8b"),
+        ("olama", "'ollama'"),
+        ("ollama", "`ollama pull MODEL`"),
+    ],
 )
 def test_errors_say_what_to_try(
     esa: Esa, note: str, ollama: CompletionServer, monkeypatch: pytest.MonkeyPatch, name: str,
     words: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
+    ollama.modes[:] = ["empty"] if name == "ollama" else ollama.modes
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--reader", name), 5, words)
-
-
-def test_a_server_without_models_says_how_to_get_one(
-    esa: Esa, note: str, ollama: CompletionServer
-) -> None:
-    ollama.modes[:] = ["empty"]
-    asked = ["ask", note, "When?", "--preset", "tiny-random", "--reader", "ollama"]
-    fail(esa(*asked), 5, "`ollama pull MODEL`")
 
 
 def test_doctor_and_suggest_name_what_runs_here(esa: Esa, ollama: CompletionServer) -> None:

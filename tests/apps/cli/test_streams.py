@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from command import ROOT
+from command import environment
 
 from esa_cli.__main__ import main
 
@@ -37,19 +37,10 @@ def unread() -> Iterator[IO[str]]:
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
     """Runs a shell command in which $ESA is the program."""
-    environment = {
-        **os.environ,
-        "ESA": f"{sys.executable} -m esa_cli",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    program = environment(ESA=f"{sys.executable} -m esa_cli")
     return subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=60
+        ["sh", "-c", command], capture_output=True, text=True, env=program, timeout=60
     )
-
-
-def lines(result: subprocess.CompletedProcess[str]) -> list[str]:
-    return result.stderr.splitlines()
 
 
 @pytest.mark.process
@@ -84,8 +75,9 @@ def test_progress_that_nobody_reads(
 def test_a_full_disk_under_the_output(command: str) -> None:
     result = shell(f"$ESA {command} >/dev/full")
     assert result.returncode == 6
-    assert len(lines(result)) == 2 + ("--json" in command)
-    assert lines(result)[0].startswith("esa: the output cannot be written: No space left")
+    first, *others = result.stderr.splitlines()
+    assert len(others) == 1 + ("--json" in command)
+    assert first.startswith("esa: the output cannot be written: No space left")
 
 
 @pytest.mark.process

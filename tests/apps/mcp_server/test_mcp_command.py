@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from command import ROOT, TINY, Esa, fail
+from command import TINY, Esa, environment, fail
 from mcp import Client, StdioServerParameters
 from mcp_client import text_of
 
@@ -34,15 +33,6 @@ def test_what_cannot_be_served(
     fail(esa("mcp"), 2, "esa-cli[mcp]")
 
 
-def environment(library: Library) -> dict[str, str]:
-    return {
-        **os.environ,
-        "ESA_LIBRARY": str(library.root),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_a_process_over_standard_streams(library: Library, tmp_path: Path, mode: Any) -> None:
@@ -50,8 +40,9 @@ def test_a_process_over_standard_streams(library: Library, tmp_path: Path, mode:
     (tmp_path / "open").mkdir()
     (tmp_path / "open/loom.txt").write_text("The loom stands in Basel.\n" * 200, "utf-8")
     command = ["-m", "esa_cli", "mcp", *TINY, *FROM_TEXT, "--allow", str(tmp_path / "open")]
+    variables = environment(ESA_LIBRARY=str(library.root))
     server = StdioServerParameters(
-        command=sys.executable, args=command, env=environment(library), cwd=tmp_path
+        command=sys.executable, args=command, env=variables, cwd=tmp_path
     )
     told = []
 

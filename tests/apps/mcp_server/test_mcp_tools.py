@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from fake_asker import FakeAsker
+from hypothesis import example, given
+from hypothesis import strategies as st
 from live_server import until
 from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import jsonrpc_message_adapter
 from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
+from properties import NUMBERS, trees
 
-from esa_cli.apps.server import mcp_server, worker
-from esa_cli.apps.server.mcp_server import ABSENT, McpDocumentTools
+from esa_cli.apps.server import mcp_server, server_app, worker
+from esa_cli.apps.server.mcp_server import ABSENT, BUG, McpDocumentTools, McpMessageLines
+from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.qa.answering.reply import CheckedSentence
 from esa_cli.storage.library import Library
+from esa_cli.system.text import replace_lone_surrogates
 
 LOOM = {"documents": ["loom.txt"]}
 modes = pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -231,3 +244,121 @@ def test_a_cancelled_call_stops_the_reading(
     assert time.monotonic() - started < 9, "ten seconds are a whole reading"
     assert asker.stopped == 1
     assert 0 < asker.read < 400
+
+
+NAMES = ["query", "question", "documents", "document", "limit", "offset", "containing", "skip"]
+
+
+@given(trees(NAMES))
+@example({"query": "half an emoji: \ud83d"})
+@example({"\ud800": ["\udfff", "\\ud800", "\U0001f600"]})
+def test_the_sdk_parses_each_line(arguments: Any) -> None:
+    params = {"name": "find", "arguments": {"query": arguments}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    line = McpMessageLines(io.BytesIO(json.dumps(message).encode() + b"\n")).readline()
+    found = jsonrpc_message_adapter.validate_json(line, by_name=False)
+    expected = json.dumps(replace_lone_surrogates(params), sort_keys=True)
+    assert json.dumps(found.params, sort_keys=True) == expected  # type: ignore[union-attr]
+
+
+@given(
+    st.text(max_size=20) | st.sampled_from([r'{"\ud800', r"\ud800" * 9, "[" * 100_000 + r"\ud8"])
+)
+def test_lines_that_are_no_json_stay(line: str) -> None:
+    data = line.encode("utf-8") + b"\n"
+    lines = McpMessageLines(io.BytesIO(data), encoding="utf-8", newline="")
+    assert "".join(iter(lines.readline, "")) == data.decode()
+
+
+ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    name: trees(NAMES) | NUMBERS | st.lists(st.text(max_size=5)) for name in NAMES
+}
+
+
+def test_any_arguments_have_a_result(tools: McpDocumentTools) -> None:
+    @given(
+        st.sampled_from(["find", "ask", "ingest", "list", "show"]),
+        st.fixed_dictionaries({}, optional=ARGUMENTS),
+    )
+    @example("show", {"document": "loom.txt", "offset": 10**400})
+    @example("find", {"query": "\0", "documents": ["\0", "../x", "a" * 4096]})
+    def ask(name: str, arguments: dict[str, Any]) -> None:
+        result = call(tools, name, **replace_lone_surrogates(arguments))
+        assert BUG not in text_of(result)
+
+    ask()
+
+
+TOKEN = "let-me-in"
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}  # fmt: skip
+
+
+@contextmanager
+def served(tools: McpDocumentTools, token: str | None = None) -> Iterator[int]:
+    """The port of a server in a thread."""
+    notes = list[str]()
+    app = make_asgi_app(
+        tools.esa, tools.documents, token, ServerLimits(), notes.append, notes.append, tools
+    )
+    with server_app.open_listening_socket("127.0.0.1", 0) as sock:
+        server = server_app.make_uvicorn_server(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        yield sock.getsockname()[1]
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def post(port: int, body: Any, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    kinds = {
+        "content-type": "application/json", "accept": "application/json, text/event-stream"
+    }  # fmt: skip
+    connection.request("POST", "/mcp", json.dumps(body), {**kinds, **headers})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_calls_over_http(tools: McpDocumentTools, mode: Any) -> None:
+    with served(tools) as port:
+
+        async def ask() -> Any:
+            url = f"http://127.0.0.1:{port}/mcp"
+            async with Client(url, mode=mode, read_timeout_seconds=20) as client:
+                found = await client.call_tool("find", {"query": "the northern gate"})
+                return found, await client.call_tool("ask", {"question": "who?"})
+
+        found, said = anyio.run(ask)
+    assert "Captain Ahab" in found.structured_content["passages"][0]["text"]
+    assert said.structured_content["answer"] == "You asked: who?"
+
+
+def test_the_token_and_foreign_pages(tools: McpDocumentTools) -> None:
+    with served(tools) as port:
+        assert post(port, HELLO) == 200
+        assert post(port, HELLO, origin="https://example.org") == 403
+        assert post(port, HELLO, host="example.org") == 403
+        assert post(port, {"x": "y" * 2_000_000}) == 413
+    with served(tools, TOKEN) as port:
+        assert post(port, HELLO) == 401
+        assert post(port, HELLO, authorization="Bearer wrong") == 401
+
+        async def look() -> int:
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            url = f"http://127.0.0.1:{port}/mcp"
+            async with (
+                httpx2.AsyncClient(headers=headers) as connection,
+                Client(streamable_http_client(url, http_client=connection)) as client,
+            ):
+                return len((await client.list_tools()).tools)
+
+        assert anyio.run(look) == 5

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
 
+from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.errors import ModelError
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.qa.api import Esa
+from esa_cli.qa.finding import embedding_finder
+from esa_cli.qa.finding.embedding_finder import EmbeddingFinder, parse_address
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
@@ -24,10 +33,13 @@ from esa_cli.qa.finding.passage_finder import (
     ReducedQueries,
     WindowScores,
     add_token_ranges,
+    drop_duplicate_books,
     find_passages_with_words,
     find_token_bounds,
 )
 from esa_cli.qa.finding.words import LexicalIndex
+from esa_cli.qa.presets.preset import load_preset
+from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
 GATE = "Captain Ahab opens the northern gate at nine. "
@@ -159,13 +171,9 @@ def test_scores_are_those_of_plain_loops() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(one), 5), dim=1) for one in spans]
     queries, weights = torch.nn.functional.normalize(torch.randn(3, 5), dim=1), torch.rand(3)
     made = finder(*texts, keys=[keys[0], None, keys[2]])
-    windows, documents, bm25 = (
-        made.index.windows,
-        made.index.documents,
-        made.index.compute_bm25_scores,
-    )
+    windows, documents = made.index.windows, made.index.documents
     question = "When does Ahab open the gate at the pier?"
-    both = bm25(question).tolist()
+    both = made.index.compute_bm25_scores(question).tolist()
     made.ranking = ranking = Ranking((3.0, 2.0, 1.0, 0.5), 7.0, (-4.0, 0.3, 0.9), (-9.0, 8.0))
     words = [one / max(both) for one in both]
     total = [-9.0 + 8.0 * one for one in words]
@@ -285,9 +293,7 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
     rest = [one for one in places(picked) if one not in by_total]
     best = by_loop(made.index, words, 1)
     assert len(rest) == min(count // 8, len(picked) - len(by_total))
-    overlaps = [
-        min(end, best[0][2]) - max(start, best[0][1]) for _, start, end in by_total
-    ]  # fmt: skip
+    overlaps = [min(end, best[0][2]) - max(start, best[0][1]) for _, start, end in by_total]
     if rest and max(overlaps) <= 0:
         assert best[0] in rest
 
@@ -323,3 +329,117 @@ def test_a_damaged_ranking_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "ranking.json").write_text(content, "utf-8")
     with pytest.raises(ModelError, match=r"ranking\.json"):
         Ranking.load(tmp_path)
+
+
+def book(name: str, source: str, tokens: int = 3, text: str = "", entry: Any = None) -> Book:
+    document = Document(name, text or source + str(tokens), source, "utf-8", 1)
+    return Book(document, None, torch.zeros(tokens, 2), entry)
+
+
+class Entry:
+    id = "ab12"
+
+
+def test_names_tell_the_books_apart() -> None:
+    named = [
+        book("a.txt", "x/a.txt", 1), book("b.txt", "x/b.txt"), book("a.txt", "y/a.txt"),
+        book("a.txt", "x/a.txt", 2, entry=Entry()),
+    ]  # fmt: skip
+    names = [one.document.name for one in add_token_ranges(named)]
+    assert names == ["x/a.txt (1)", "b.txt", "y/a.txt", "x/a.txt (ab12)"]
+    assert add_token_ranges(named)[1].document is named[1].document, "it knows its lines"
+
+
+def test_tokens_follow_each_other_in_the_order_of_the_books() -> None:
+    rng = random.Random(5)
+    sizes = [rng.randrange(6) for _ in range(9)]
+    placed = add_token_ranges([book(f"{n}", f"{n}", size) for n, size in enumerate(sizes)])
+    for n, one in enumerate(placed):
+        assert one.rows == range(sum(sizes[:n]), sum(sizes[: n + 1]))
+        assert (one.tokens, one.read) == (sizes[n], False)
+
+
+def test_each_text_comes_once_where_it_came_first() -> None:
+    texts = ["x", "y", "x", "z", "y"]
+    books = [book(str(n), str(n), text=text) for n, text in enumerate(texts)]
+    assert [one.document.name for one in drop_duplicate_books(books)] == ["0", "1", "3"]
+    assert all(one is books[int(one.document.name)] for one in drop_duplicate_books(books))
+
+
+BOAT = "A grey boat lies at the pier, and nobody knows whose boat it is. " * 30
+TEXT = f"{BOAT}\n\nThe northern gate opens at nine.\n\n{BOAT}"
+QUESTION = "When does the northern gate open?"
+
+
+def embed(text: str) -> list[float]:
+    numbers = [crc32(word.encode()) % 33 for word in text.lower().rstrip("?").split()]
+    return [0.01 + numbers.count(n) for n in range(33)]
+
+
+class Server(BaseHTTPRequestHandler):
+    """Counts words; each request takes the next of `modes`, and the last one stays."""
+
+    modes: tuple[str, ...] = ()
+    seen: tuple[tuple[list[str], str | None], ...] = ()
+
+    def log_message(self, *given: Any) -> None:
+        """Nothing."""
+
+    def do_POST(self) -> None:
+        texts = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
+        Server.seen += ((texts, self.headers.get("authorization")),)
+        mode, *rest = Server.modes
+        Server.modes = tuple(rest) or Server.modes
+        data = [{"index": n, "embedding": embed(text)} for n, text in enumerate(texts)]
+        self.send_response(int(mode) if mode.isdecimal() else 200)
+        self.end_headers()
+        body = {"vectors": {"data": data[::-1]}, "short": {"data": data[1:]}}
+        self.wfile.write(json.dumps(body.get(mode, "a page")).encode())
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(embedding_finder, "BACKOFF_S", 0.001)
+    monkeypatch.setenv("ESA_FINDER_KEY", "let-me-in")
+    Server.seen, Server.modes = (), ("503", "429", "vectors")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1#tiny"
+        server.shutdown()
+
+
+def test_each_window_has_its_own_vector(address: str, tmp_path: Path) -> None:
+    chosen = load_preset("tiny-random", ["answer.from=text", f"answer.finder='{address}'"])
+    loaded: Any = models.load("random:llama", device="cpu", dtype="float32")
+    document, library = Document("t", TEXT, "t", "utf-8", len(TEXT)), Library(tmp_path / "library")
+    with Esa(loaded, chosen, library=library) as esa:
+        book, asked = esa.ingest(document), len(Server.seen)
+        texts = [TEXT[one.start : one.end] for one in PassageFinder([book]).index.windows]
+        assert [text for batch, _ in Server.seen[3:] for text in batch] == texts
+        assert {key for _, key in Server.seen} == {"Bearer let-me-in"}
+        again = esa.ingest(document)
+        assert (again.read_s, len(Server.seen)) == (0.0, asked), "it is stored"
+        reduced = esa.search.encode_question(QUESTION, [again])
+        assert reduced is not None
+        late = PassageFinder([again]).score_by_late_interaction(reduced)[0]
+        vectors, query = torch.tensor([embed(text) for text in texts]), embed(QUESTION)
+        want = torch.cosine_similarity(vectors, torch.tensor([query]))
+        torch.testing.assert_close(late, want, atol=0.02, rtol=0)
+        assert "northern gate" in esa.find_passages(QUESTION, [again])[0].text
+        assert esa.ask(QUESTION, [again]).read
+
+
+def test_errors_say_what_is_wrong(address: str) -> None:
+    Server.modes = ("vectors", "short")
+    finder = EmbeddingFinder(address)
+    with pytest.raises(ModelError, match="no vector for each text"):
+        finder.encode_questions(["one", "two"])
+    for mode, message in (("401", "status 401"), ("page", "no vector"), ("503", "status 503")):
+        Server.modes = (mode,)
+        with pytest.raises(ModelError, match=message):
+            EmbeddingFinder(address)
+    for wrong, message in (("http://a/v1", "URL#MODEL"), ("http://a/v1#m", "unencrypted")):
+        with pytest.raises(UsageError, match=message):
+            parse_address(wrong)
+    with pytest.raises(ModelError, match="cannot be reached"):
+        EmbeddingFinder("http://127.0.0.1:1/v1#m")

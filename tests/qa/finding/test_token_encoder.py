@@ -103,7 +103,6 @@ def test_sizes_come_from_the_file_of_the_preset(encoder: TokenEncoder, tmp_path:
     save_finder(encoder, tmp_path, "tiny")
     chosen = load_preset("tiny-random", ["answer.from=text", f"answer.finder={tmp_path}"])
     sizes = finder_choice.read_finder_sizes(chosen)
-    assert sizes is not None
     assert (sizes.layers, sizes.dim, sizes.layout) == (2, 6, encoder.layout)
     loaded = finder_choice.load_finder(chosen.answer, encoder.model, encoder.tokenizer)
     assert isinstance(loaded, TokenEncoder)

@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.finding.passage_finder import Book, PassageFinder, find_passages_with_words
+from esa_cli.qa.finding.spelling import ALIKE, MOST, PART, SHORTEST, SHORTEST_PART, SpellingIndex
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,
@@ -137,7 +138,6 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
         find_sentence_spans(text),
         SentenceWords.parse_table(list_sentence_words(text).serialise_table()),
     )
-    assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
     assert stored.counts.tolist() == [count_words_of_text(text[a:b]) for a, b in spans]
     assert of_each_sentence(stored) == [find_content_words(text[a:b]) for a, b in spans]
@@ -319,3 +319,129 @@ def test_words_that_no_document_has(text: str, questions: dict[str, list[str]]) 
     both = LexicalIndex([text, "Queen Victoria wrote to the queen and the submarine. O'Brien, 17!"])
     for question in questions:
         assert not {"Queen", "Victoria", "submarine"} & set(both.list_missing_words(question))
+
+
+PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
+
+
+def sentences(text: str) -> list[str]:
+    return [text[start:end] for start, end in find_sentence_spans(text)]
+
+
+def test_sentences_of_all_paragraphs_without_white_space_around_them() -> None:
+    cut = "The gate opens at nine. | “Who is there?” he asked. | It was Mr. Hall. | Nobody | spoke."
+    assert " | ".join(sentences(PROSE)) == cut
+
+
+def windows_by_rule(counts: list[int], words: int) -> list[tuple[int, int]]:
+    """Sentences [first, last) of each window, from sums alone."""
+    out, first = list[tuple[int, int]](), 0
+    while True:
+        last = first + 1
+        while last < len(counts):
+            total = sum(counts[first:last])
+            if total >= words or (total and total + counts[last] > 1.25 * words):
+                break
+            last += 1
+        out.append((first, last))
+        if last == len(counts):
+            return out
+        half = sum(counts[first:last]) / 2
+        middle = next(n for n in range(first, last + 1) if sum(counts[first:n]) >= half)
+        first = max(first + 1, middle)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_windows_are_those_of_the_rule(seed: int) -> None:
+    rng = random.Random(seed)
+    counts = [rng.choice([0, 1, 2, 3, 5, 8, 20]) for _ in range(rng.randrange(1, 60))]
+    spans = [(7 * n, 7 * n + 5) for n in range(len(counts))]
+    for words in (1, 4, 8, 12, 16):
+        windows = cut_sentence_windows(spans, counts, words)
+        assert [(one.first, one.last) for one in windows] == windows_by_rule(counts, words)
+        for one in windows:
+            assert (one.start, one.end) == (7 * one.first, 7 * (one.last - 1) + 5)
+    assert cut_sentence_windows([], [], 60) == []
+
+
+def pairs(stem: str) -> set[str]:
+    edged = f"\n{stem}\n"
+    return {edged[at : at + 2] for at in range(len(edged) - 1)}
+
+
+def by_loop(stems: Sequence[str], word: str) -> list[tuple[int, float]]:
+    weights = []
+    for number, stem in enumerate(stems):
+        one, other = pairs(stem), pairs(word)
+        dice = 2 * len(one & other) / (len(one) + len(other))
+        part, whole = sorted((stem, word), key=len)
+        similar = dice**2 if dice >= ALIKE and stem[0] == word[0] else 0.0
+        end = PART * len(part) / len(whole) if len(part) >= SHORTEST_PART else 0.0
+        weights.append((number, max(similar, end if whole.endswith(part) else 0.0)))
+    best = sorted(weights, key=lambda one: -one[1])[:MOST]
+    short = len(word) < SHORTEST or any(letter.isdigit() for letter in word)
+    return [] if short else [one for one in best if one[1] > 0]
+
+
+@pytest.mark.parametrize("letters", ["ab", "abcdefg", "aé中\U00020000x3"])
+def test_similar_stems_are_those_of_a_loop(letters: str) -> None:
+    dice = random.Random(0)
+
+    def draw(most: int) -> str:
+        return "".join(dice.choices(letters, k=dice.randint(1, most)))
+
+    for _ in range(40):
+        stems = list(dict.fromkeys(draw(9) for _ in range(dice.randint(0, 60))))
+        index = SpellingIndex(stems)
+        for word in (draw(12) for _ in range(20)):
+            assert index.find_similar_stems(word) == by_loop(stems, word)
+
+
+GERMAN = """Der Behälter für die Flüssigkeit ist undicht, und das ist nicht gut.
+
+Die Zeitung wurde von der Regierung verboten, aber niemand wußte das."""
+ENGLISH = """The government of the island paid for the lamp.
+
+Elizabeth walked to the harbour in the rain.
+
+The keeper's name was Starling, and it was 1871."""
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "sentence"),
+    [
+        (GERMAN, "Wo ist der Bremsflüssigkeitsbehälter?", 0),
+        (GERMAN, "was verbot die regirung", 1),
+        (GERMAN, "BEHAELTER", 0),
+        (ENGLISH, "goverment", 0),
+        (ENGLISH, "Where did Elisabeth go?", 1),
+    ],
+)
+def test_words_with_typing_errors_and_compounds_find_their_sentence(
+    text: str, question: str, sentence: int
+) -> None:
+    texts = [text[start:end] for start, end in find_sentence_spans(text)]
+    index = LexicalIndex(texts)
+    assert int(index.compute_bm25_scores(question).argmax()) == sentence
+    assert index.compute_bm25_scores(question).max() > 0
+
+
+@pytest.mark.parametrize("question", ["zxcvqq", "Who is Starbuck?", "1872", "Where is Lampedusa?"])
+def test_nonsense_other_numbers_and_absent_names_find_nothing(question: str) -> None:
+    index = LexicalIndex([ENGLISH])
+    assert not index.compute_bm25_scores(question).any()
+    assert not any(map(index.has_word, question.split()[-1:]))
+
+
+def test_a_similar_word_counts_less_than_the_word_and_is_not_had() -> None:
+    index = LexicalIndex([ENGLISH])
+    exact, similar = map(index.compute_bm25_scores, ("government", "goverment"))
+    assert 0 < similar.max() < exact.max()
+    assert index.has_word("governments")
+    assert not index.has_word("goverment")
+
+
+def test_single_chinese_characters_count() -> None:
+    index = LexicalIndex(["操大笑。", "瑜曰：“吾有一計。”", "山在東。"])
+    assert int(index.compute_bm25_scores("周瑜的計策是什麼？").argmax()) == 1
+    assert not index.compute_bm25_scores("魚").any()

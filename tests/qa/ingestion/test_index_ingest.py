@@ -50,11 +50,6 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT", SEGMENT)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
-
-
 def note(text: str = TEXT, name: str = "note.txt") -> Document:
     return Document(name, text, f"/notes/{name}", "utf-8", len(text))
 
@@ -93,7 +88,6 @@ def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:
 
 
 def index_of(book: Book) -> torch.Tensor:
-    assert book.index is not None
     return book.index.decode_keys(0, book.index.shape[0])
 
 
@@ -109,7 +103,6 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
     with esa(loaded, library, finder, events=seen) as one:
         made = one.ingest(note())
         assert one.find(note()) is not None
-    assert made.entry is not None
     tokens = made.tokens
     size = library.estimate_document_size(tokens, make_index_layout(DIM))
     assert seen.told[0] == ("started", tokens, size)
@@ -124,7 +117,6 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
     torch.testing.assert_close(index_of(made), rounded(want), atol=1e-5, rtol=0.02)
     with esa(loaded, library, finder, keep=False) as two:
         for found in (two.find(note()), two.ingest(note()), two.stored(made.entry)):
-            assert found is not None
             assert found.read_s == 0
             assert found.document == note()
             assert torch.equal(index_of(found), index_of(made))
@@ -192,7 +184,6 @@ def test_a_killed_one_goes_on(loaded: Any, finder: Path, tmp_path: Path) -> None
 def test_a_flipped_byte_is_named(loaded: Any, library: Library, finder: Path) -> None:
     with esa(loaded, library, finder) as one:
         entry = one.ingest(note()).entry
-        assert entry is not None
         path = library.root / "segments" / f"{entry.segments[1]}.seg"
         data = bytearray(path.read_bytes())
         data[entry.layout.locate_layers(SEGMENT)[0].start + 7] ^= 4
@@ -211,8 +202,6 @@ def test_the_words_are_stored_beside_the_index(
 ) -> None:
     with esa(loaded, library, finder) as one:
         made = one.ingest(note())
-    assert made.entry is not None
-    assert made.words is not None
     path = library.root / "documents" / f"{made.entry.key}.words"
     stored = path.read_bytes()
 

@@ -3,7 +3,6 @@ written down of a reading. Tiny random model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
 def note(text: str = TEXT, name: str = "note.txt") -> Document:
     return Document(name, text, f"/notes/{name}", "utf-8", len(text), missing=("a picture",))
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "library")
 
 
 def esa(loaded: Any, library: Library, **options: Any) -> Esa:
@@ -42,7 +36,6 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
         assert two.find(note()) is None
         book = two.ingest(note())
         assert book.read_s > 0
-        assert book.entry is not None
         assert book.entry.layout.kind == "native"
         assert two.ingest(note()).read_s == 0
         assert {entry.key for entry in library.entries()} == {eight.key, book.entry.key}
@@ -50,7 +43,6 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
     with esa(loaded, library) as three:
         found = three.find(note())
         assert found is not None, "every bit serves who would take fewer"
-        assert found.entry is not None
         assert found.entry.key == book.entry.key
 
 

@@ -84,7 +84,6 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
     assert ReaderChoice.parse("some/model").address is None
     (tmp_path / "model").mkdir()
     found = ReaderChoice.parse("model").ref
-    assert found is not None
     assert found.kind == "folder"
 
 
