@@ -33,8 +33,8 @@ from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "SentenceSplitter",
-    "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
+    "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "TextLocation",
+    "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
     "join_texts", "read_document", "read_documents", "select_files_of_shard", "strip_span",
 ]  # fmt: skip
 
@@ -264,32 +264,6 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
     sizes = f"{format_size(size)}, more than the limit of {format_size(size_limit)}"
     hint = "split the document and ask about its parts"
     return DocumentError(f"{label_document(document_name)} is {sizes}", hint)
-
-
-class SentenceSplitter:
-    """Finds the sentences of a text, and divides a paragraph into sentences when first needed."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._cut: dict[int, list[int]] = {}
-
-    def find_sentence_around(self, offset: int) -> tuple[int, int]:
-        """Returns the first and the end offset of the sentence or line that contains the character
-        at `offset`, without white space at both ends."""
-        place = bisect_right(self._paragraph_starts, offset) - 1
-        first = self._paragraph_starts[place] if place >= 0 else 0
-        if first not in self._cut:
-            last = self.text.find("\n\n", first)
-            last = len(self.text) if last < 0 else last
-            self._cut[first] = [first, *find_sentence_ends(self.text, first, last)]
-        edges = self._cut[first]
-        place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
-        return strip_span(self.text, edges[place - 1], edges[place])
-
-    @cached_property
-    def _paragraph_starts(self) -> array[int]:
-        """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
-        return array("q", (newline.start() + 2 for newline in re.finditer(r"\n(?=\n)", self.text)))
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:

@@ -29,14 +29,12 @@ from esa_cli.system.text import find_content_words
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
-    from esa_cli.attention.method import Method
     from esa_cli.documents.document import Document
     from esa_cli.documents.outline import Section
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.ingestion.ingest import DocumentIngester, IngestEvents, Source
-    from esa_cli.qa.ingestion.library_texts import LibraryText
     from esa_cli.qa.opening import CheckedPreset, LoadingObserver
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
@@ -48,8 +46,6 @@ if TYPE_CHECKING:  # they import torch
 
 AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
 """One or several documents of a question; see `Esa.ask`."""
-COUNT = 8
-"""The number of passages that `find_passages` returns by default."""
 ALONE = 1.0
 """The log-odds by which an uncertain answer to a question alone is rated lower than one that uses
 the last turn; benchmarks/conversation.py."""
@@ -90,22 +86,19 @@ class Esa(AbstractContextManager["Esa"]):
 
         resolved = resolve_preset(preset)
         check_reader_gets_passages(reader, resolved.preset)
-        self.preset, self._resolved = resolved.preset, resolved
+        self.preset, self.resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None
         if not answer.needs_kv_cache:
-            longest = getattr(model.config, "max_position_embeddings", None)
-            window = min(self.preset.context, longest or self.preset.context)
-            self.spans = SpanReader(loaded, self.preset, window)
+            self.spans = SpanReader(loaded, self.preset)
         self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
             KvCacheIngester(rows, *host) if encoder is None else TokenIndexIngester(encoder, *host)
         )
-        self._cached: list[Book] = []  # whose KV caches are the session's
         self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
         self._session = session
         if answer.needs_kv_cache:
@@ -142,9 +135,8 @@ class Esa(AbstractContextManager["Esa"]):
         if isinstance(overrides, str):
             raise UsageError("overrides must be a list of texts", f"write [{overrides!r}]")
         given = [] if model is None else [f"model={json.dumps(model)}"]
-        choice, events = None, IngestProgressRelay(progress, must_store=keep is True)
-        if reader is not None:
-            choice = ReaderChoice.parse(reader, reader_model)
+        choice = None if reader is None else ReaderChoice.parse(reader, reader_model)
+        events = IngestProgressRelay(progress, must_store=keep is True)
         if reader is not None or finder is not None:
             given.append("answer.from=text")
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
@@ -185,18 +177,13 @@ class Esa(AbstractContextManager["Esa"]):
             self.reader.close()
 
     @property
-    def method(self) -> Method:
-        """The attention method of the preset, built on first use. Raises PresetError."""
-        return self._resolved.method
-
-    @property
     def session(self) -> Session:
         """The session that runs the method, opened on first use. Raises as `Session` does."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
 
             loaded = self.loaded
-            self._session = Session(loaded.model, self.tokenizer, self._resolved, loaded.cache)
+            self._session = Session(loaded.model, self.tokenizer, self.resolved, loaded.cache)
         return self._session
 
     @cached_property
@@ -230,11 +217,8 @@ class Esa(AbstractContextManager["Esa"]):
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens = self.spans.count_question_tokens(question)
-        texts = [text for turn in history for text in turn]
-        if texts:
-            ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            tokens += sum(map(len, ids))
-        return tokens
+        encode = partial(self.tokenizer, add_special_tokens=False, verbose=False)
+        return tokens + sum(len(encode(text)["input_ids"]) for turn in history for text in turn)
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A `with` context in which `on_step` is called before each layer of the model. An
@@ -256,7 +240,6 @@ class Esa(AbstractContextManager["Esa"]):
     def open(self, source: Source) -> Book:
         """Opens a stored document. A document that is not stored is ingested if the preset answers
         from the KV cache; else only its words are searched. Raises the errors of `ingest`."""
-        self._cached = []
         return self.documents.open_for_questions(source)
 
     def ingest(
@@ -272,7 +255,6 @@ class Esa(AbstractContextManager["Esa"]):
 
         Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
-        self._cached = []
         return self.documents.ingest(source, progress, keep)
 
     def ask(
@@ -300,41 +282,37 @@ class Esa(AbstractContextManager["Esa"]):
 
         Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
-        from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.answering.passage_choice import is_quoted
         from esa_cli.qa.answering.question_parts import split_question
+        from esa_cli.qa.answering.sentence_check import check_answer_sentences
         from esa_cli.qa.evidence import compute_passage_weights
-        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
         _check_history_and_evidence(history, evidence)
         started, first = time.perf_counter(), list[float]()
-        asked_before = [turn.question for turn in history[-1:]]
-        books = self._open_books(question, books, asked_before)
-        if self.spans is not None and self.reader is None:
-            parts = split_question(question)
-            if len(parts) > 1:
-                options = {"evidence": evidence, "thorough": thorough, "progress": progress}
-                return self._ask_parts(parts, books, history, on_text, options)
-        placed = self.add_token_ranges(books)
-        if len(books) > 1:
-            config = self.loaded.text_model.config
-            check_can_join_documents(self._resolved, config.model_type, has_recurrence(config))
+        books = self._open_books(question, books, [turn.question for turn in history[-1:]])
         if self.spans is None:  # the paper: selected rows of every layer
             if thorough:
                 hint = "use the setting answer.from=text"
                 raise UsageError("answer.from must be text for thorough answers", hint)
             from esa_cli.qa.attention_evidence import answer_from_kv_cache
 
-            self._open_kv_caches(books)
+            prefilled = [book.prefilled for book in books if book.prefilled]
+            if len(prefilled) < len(books):
+                raise UsageError("a document has not been ingested", "ingest the document first")
+            self.session.open(prefilled)
             reply, weights = answer_from_kv_cache(
-                self.session, question, placed, evidence,
+                self.session, question, books, evidence,
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-            self._last = placed, weights
+            self._last = books, weights
             return reply
+        parts = [] if self.reader is not None else split_question(question)
+        if len(parts) > 1:
+            options = {"evidence": evidence, "thorough": thorough, "progress": progress}
+            return self._ask_parts(parts, books, history, on_text, options)
 
         def forward_text_piece(text_piece: str) -> None:
             first.append(time.perf_counter())
@@ -345,28 +323,32 @@ class Esa(AbstractContextManager["Esa"]):
         sampling = SamplingParams(*limits, seed)
         asked = self.spans.count_question_tokens(question)
         free = replace(sampling, max_new_tokens=max_new_tokens)
-        about = self._answer_about_section(question, placed, free, forward_text_piece, progress)
+        about = self._answer_about_section(question, books, free, forward_text_piece, progress)
         if about is not None:
-            reply = about
+            reply, shown, questions = about, about.evidence, [question]
         else:
             count = max(self.preset.answer.passages, THOROUGH * thorough)
-            passages = self._rank_passages_for_question(question, placed, history, count, progress)
+            passages = self._rank_passages_for_question(question, books, history, count, progress)
             reader: Reader = self.spans
             if self.reader is not None and passages:
                 reader, sampling = self.reader, free
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
-                if reader is self.reader:
-                    questions = [*(turn.question for turn in history), question]
-                    shown = passages[:MAX_PASSAGES]
-                    reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
-        passages, weights = compute_passage_weights(reply.evidence, placed)
+            shown = reply.evidence[:MAX_PASSAGES]
+            questions = [*(turn.question for turn in history), question]
+        if self.reader is not None and reply.certainty is None:  # the other model wrote the answer
+            score = partial(self.search.score_passages, passages=shown, books=books)
+            lowercase = self._is_usually_lowercase
+            with self.run_without_method():
+                sentences = check_answer_sentences(reply.text, questions, shown, lowercase, score)
+            reply = replace(reply, sentences=sentences)
+        passages, weights = compute_passage_weights(reply.evidence, books)
         if (quoted := reply.quotation) is not None:
-            by_name = {book.document.name: book.document for book in placed}
+            by_name = {book.document.name: book.document for book in books}
             place = by_name[quoted.document].place(quoted.start)._asdict()
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
-        self._last = placed, weights
+        self._last = books, weights
         reply = replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
@@ -375,18 +357,16 @@ class Esa(AbstractContextManager["Esa"]):
         )  # fmt: skip
         if about is not None and not about.found:  # it says which chapter is missing
             return reply
-        return self._add_doubts(reply, question, placed)
+        return self._add_doubts(reply, question, books)
 
     def _add_doubts(self, reply: Reply, question: str, books: Sequence[Book]) -> Reply:
         """Returns a reply with the missing words and names of a question that has no certain
         answer, and with the foreign languages of the documents that are quoted or shown."""
         finder = self.search.get_passage_finder(books)
-        is_request = reply.text == NEEDS_READER
-        missing, names = list[str](), list[str]()
-        if not is_request and reply.certainty != "answer":
-            missing = finder.index.list_missing_words(question)
-        if not is_request and reply.certainty == "nothing":
-            names = finder.list_names(question, self._is_usually_lowercase)
+        certainty = "answer" if reply.text == NEEDS_READER else reply.certainty
+        missing = [] if certainty == "answer" else finder.index.list_missing_words(question)
+        lowercase = self._is_usually_lowercase
+        names = finder.list_names(question, lowercase) if certainty == "nothing" else []
         cited = {one.document for one in reply.quotations or reply.evidence}
         return replace(
             reply, missing_words=tuple(missing), names=tuple(names),
@@ -429,40 +409,16 @@ class Esa(AbstractContextManager["Esa"]):
                 return None
             on_text(text)
             return Reply(text, found=False, certainty="nothing", answered_from="text")
-        book, library, folder = books[asked.document], self.documents.library, None
+        book = books[asked.document]
+        library = self.documents.library if self.documents.keep else None
         with self.run_without_method():
             if self.reader is None:
                 return sections.quote_section(self.search, book, asked)
-            if self.documents.keep and library is not None and library.exists:
-                folder = library.root / "summaries"
-            reply = sections.summarise_section(
+            folder = library.root / "summaries" if library and library.exists else None
+            return sections.summarise_section(
                 self.reader, question, book.document, asked.section, sampling, on_text,
                 folder=folder, progress=progress,
             )  # fmt: skip
-            return self._check_sentences(reply, [question], reply.evidence, books)
-
-    def _check_sentences(
-        self, reply: Reply, questions: Sequence[str], passages: Sequence[Passage],
-        books: Sequence[Book],
-    ) -> Reply:  # fmt: skip
-        """Checks the sentences of an answer that the other model wrote from these passages."""
-        from esa_cli.qa.answering.sentence_check import check_answer_sentences
-
-        score = partial(self.search.score_passages, passages=passages, books=books)
-        lowercase = self._is_usually_lowercase
-        checked = check_answer_sentences(reply.text, questions, passages, lowercase, score)
-        return replace(reply, sentences=checked)
-
-    def _open_kv_caches(self, books: Sequence[Book]) -> None:
-        """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""
-        if list(map(id, self._cached)) == list(map(id, books)):
-            return
-        self._cached = []
-        prefilled = [book.prefilled for book in books if book.prefilled]
-        if len(prefilled) < len(books):
-            raise UsageError("a document has not been ingested", "ingest the document first")
-        self.session.open(prefilled)
-        self._cached = list(books)
 
     def _rank_passages_for_question(
         self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
@@ -477,18 +433,26 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.answering.reply import find_last_answered_turn, repeats_answer
 
         assert self.spans is not None
+        spans, finder = self.spans, self.search.get_passage_finder(books)
+
+        def find_and_read(searched: str, asked: str) -> list[Passage]:
+            with self.run_without_method():
+                found = self.search.find_passages_to_read(searched, books, count)
+                unmentioned = finder.rate_unmentioned_names(asked, self._is_usually_lowercase)
+                named = finder.find_named_documents(searched)
+                return spans.rank_passages(asked, found, unmentioned, progress, named)
+
         passages, last = list[Passage](), find_last_answered_turn(history)
-        languages = self.search.get_passage_finder(books).index.languages
-        if last is None or all(find_content_words(question, one) for one in languages):
-            passages = self._find_and_read_passages(question, question, books, count, progress)
+        if last is None or all(find_content_words(question, one) for one in finder.index.languages):
+            passages = find_and_read(question, question)
             best = passages[0].probability if passages else None
-            is_certain = self.spans.combination.get_certainty(best or 0.0) == "answer"
+            is_certain = spans.combination.get_certainty(best or 0.0) == "answer"
             if is_certain or last is None:
                 return passages
         turn, both = f"{last.question} {last.answer} {question}", f"{last.question} {question}"
         by_place = {(one.document, one.start): (one.score - ALONE, one) for one in passages}
         for searched, asked in ((turn, question), (both, both)):
-            for one in self._find_and_read_passages(searched, asked, books, count, progress):
+            for one in find_and_read(searched, asked):
                 start, end = one.quote or (one.start, one.start)
                 quoted = one.text[start - one.start : end - one.start]
                 if asked == question or not repeats_answer(quoted, last.answer):
@@ -496,28 +460,16 @@ class Esa(AbstractContextManager["Esa"]):
                     by_place[place] = max(by_place.get(place, other), other, key=lambda one: one[0])
         return [one for _, one in sorted(by_place.values(), key=lambda one: -one[0])]
 
-    def _find_and_read_passages(
-        self, searched: str, question: str, books: Sequence[Book], count: int,
-        progress: Progress | None,
-    ) -> list[Passage]:  # fmt: skip
-        assert self.spans is not None
-        with self.run_without_method():
-            finder = self.search.get_passage_finder(books)
-            found = self.search.find_passages_to_read(searched, books, count)
-            unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
-            named = finder.find_named_documents(searched)
-            return self.spans.rank_passages(question, found, unmentioned, progress, named)
-
     def find_passages(
-        self, question: str, books: AskedDocuments = (), count: int | None = COUNT,
+        self, question: str, books: AskedDocuments = (), count: int | None = 8,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Finds the best passages for a question in documents, which are given as to `ask`; see
         `PassageSearch.search_passages`. Raises UsageError: a document or the question is wrong."""
-        placed = self.add_token_ranges(self._open_books(question, books))
+        books = self._open_books(question, books)
         self.question_tokens(question)  # raises
         with self.run_without_method():
-            return self.search.search_passages(question, placed, count, minimum)
+            return self.search.search_passages(question, books, count, minimum)
 
     def collect(
         self, question: str, books: AskedDocuments = (), *, minimum: float | None = None,
@@ -539,11 +491,11 @@ class Esa(AbstractContextManager["Esa"]):
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
-        placed = self.add_token_ranges(self._open_books(question, books))
+        books = self._open_books(question, books)
         self.spans.count_question_tokens(question)
         with self.run_without_method():
             limits = minimum, every
-            chosen = collecting.choose_passages_to_read(self.search, question, placed, *limits)
+            chosen = collecting.choose_passages_to_read(self.search, question, books, *limits)
         if (reader := self.reader) is None:
             batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
             find_spans = collecting.make_log_odds_span_finder
@@ -555,7 +507,7 @@ class Esa(AbstractContextManager["Esa"]):
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
-            chosen, placed, decide, batch=batch, alone=self.run_without_method, progress=progress,
+            chosen, books, decide, batch=batch, alone=self.run_without_method, progress=progress,
             after=after,
         )  # fmt: skip
 
@@ -588,9 +540,10 @@ class Esa(AbstractContextManager["Esa"]):
     def _open_books(
         self, question: str, documents: AskedDocuments, earlier_questions: Sequence[str] = ()
     ) -> list[Book]:
-        """Returns documents as books without duplicate texts; see `ask`."""
+        """Returns documents as books without duplicate texts, with the range of each one's tokens
+        among all tokens; see `ask`."""
         from esa_cli.documents.document import read_documents
-        from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_books
+        from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_books
 
         is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
         if not isinstance(question, str) or (is_path and os.path.exists(question)):
@@ -609,7 +562,7 @@ class Esa(AbstractContextManager["Esa"]):
         if not books:
             hint = "give a document, or add documents to the library with `esa ingest`"
             raise UsageError("there is no document for the question", hint)
-        return drop_duplicate_books(books)
+        return add_token_ranges(drop_duplicate_books(books))
 
     def _open_library_documents(self, question: str) -> list[Book]:
         """Opens the library's documents that fit a question best, at most `answer.documents`, or
@@ -621,28 +574,18 @@ class Esa(AbstractContextManager["Esa"]):
         for text in [] if library is None else rank_texts_for_question(library, question):
             if len(books) == answer.documents and not answer.needs_kv_cache:
                 break
-            books += self._open_library_text(text)
+            open_sources = [partial(self.stored, entry) for entry in text.entries]
+            if text.path and self.answers_unread:  # if no entry has a usable index
+                open_sources.append(partial(self.open, text.path))
+            for open_source in open_sources:
+                try:
+                    books.append(open_source())
+                    break
+                except UsageError:  # another model or method stored it
+                    continue
+                except DocumentError as error:
+                    warnings.warn(f"left out: {error.message}", stacklevel=4)
         return books
-
-    def _open_library_text(self, text: LibraryText) -> list[Book]:
-        """Opens a text of the library, or if no entry has a usable index its file, by words."""
-        open_sources = [partial(self.stored, entry) for entry in text.entries]
-        if text.path and self.answers_unread:
-            open_sources.append(partial(self.open, text.path))
-        for open_source in open_sources:
-            try:
-                return [open_source()]
-            except UsageError:  # another model or method stored it
-                continue
-            except DocumentError as error:
-                warnings.warn(f"left out: {error.message}", stacklevel=4)
-        return []
-
-    def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents with the range of each one's tokens among all tokens."""
-        from esa_cli.qa.finding.passage_finder import add_token_ranges
-
-        return add_token_ranges(books)
 
 
 def _check_history_and_evidence(history: Sequence[Turn], evidence: int) -> None:

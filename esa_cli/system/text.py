@@ -17,7 +17,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -333,15 +333,18 @@ class Bm25Index:
     scores equal those of the library bm25s bit for bit.
 
     Args:
-        ids: (n,) the word numbers of all texts, one text after the other, below `vocabulary`.
-        sizes: (texts,) the number of words of each text."""
+        numbers: of each text, the numbers of its words, below `vocabulary`."""
 
-    def __init__(self, ids: Any, sizes: Any, vocabulary: int) -> None:
+    def __init__(self, numbers: Sequence[Sequence[int]], vocabulary: int) -> None:
         import numpy
 
+        ids = numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *numbers])
+        sizes = numpy.array([len(text) for text in numbers], dtype=numpy.int64)
         self._count = texts = len(sizes)
         # One number for each word of each text; sorted, it is by words and then by texts.
-        pairs = ids.astype(numpy.int64) * texts + numpy.repeat(numpy.arange(texts), sizes)
+        pairs = ids.astype(numpy.int64, copy=False) * texts + numpy.repeat(
+            numpy.arange(texts), sizes
+        )
         pairs.sort()
         first = numpy.flatnonzero(numpy.diff(pairs, prepend=-1))
         word_counts = numpy.diff(first, append=len(pairs))
@@ -356,14 +359,6 @@ class Bm25Index:
         idf = numpy.array(weights, dtype=numpy.float32)[at][words]
         scores = idf * (word_counts / (length[self._texts] + word_counts))
         self._scores = scores.astype(numpy.float32)
-
-    @classmethod
-    def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocab_size: int) -> Bm25Index:
-        """Builds the index of texts, each given as a list of word numbers below `vocab_size`."""
-        import numpy
-
-        ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
-        return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocab_size)
 
     def compute_scores(
         self, question_words: Iterable[int], weights: Iterable[float] = repeat(1.0)

@@ -25,8 +25,8 @@ from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.library_texts import (
-    FileIndexer,
     LibraryText,
+    index_files,
     load_library_texts,
     rebuild_stored_document,
 )
@@ -277,7 +277,7 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.document}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
-            changes = FileIndexer(catalogue).index_files(list(files), progress)
+            changes = index_files(catalogue, list(files), progress)
             if refused := changes.refused_records:
                 names = shorten_name_list([files[record.path].id for record in refused])
                 count = "1 file" if len(refused) == 1 else f"{len(refused):,} files"

@@ -256,10 +256,6 @@ class TokenEncoder:
         weights = nn.functional.softplus(logits) * within
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
-    def encode_token_sequences(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns the reduced keys (B, T, R) of B zero-padded token sequences, with gradients."""
-        return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
-
     def tokenise(self, document: Document) -> TokenisedDocument:
         return TokenisedDocument.tokenise(document, self.tokenizer)
 

@@ -230,11 +230,12 @@ class LexicalIndex:
         self, words: Sequence[tuple[Any, list[int]]], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
         """Builds a BM25 index of the given windows of all documents."""
-        texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-        for (ids, ends), cut in zip(words, windows, strict=True):
-            texts += [ids[ends[window.first] : ends[window.last]] for window in cut]
-        sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
-        return Bm25Index(numpy.concatenate(texts), sizes, len(self._vocabulary))
+        texts = [
+            ids[ends[window.first] : ends[window.last]]
+            for (ids, ends), cut in zip(words, windows, strict=True)
+            for window in cut
+        ]
+        return Bm25Index(texts, len(self._vocabulary))
 
     def __len__(self) -> int:
         return len(self.windows)

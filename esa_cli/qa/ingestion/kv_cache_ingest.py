@@ -92,7 +92,7 @@ class KvCacheIngester(DocumentIngester):
                 check_esa_supports_config(self.esa.loaded.text_model.config)
             except ModelError:
                 return False
-        return not explain_why_not_storable(self.esa.method)
+        return not explain_why_not_storable(self.esa.resolved.method)
 
     def list_model_and_settings_identities(self) -> list[str]:
         if not self._can_store_kv_caches:

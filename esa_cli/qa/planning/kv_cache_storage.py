@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_can_join_recurrent_states(model_type: str, has_recurrent_layers: bool) -> None:
-    """Raises UsageError if layers of the model keep a state, which cannot be joined."""
+def check_can_join_documents(
+    preset: ResolvedPreset, model_type: str, has_recurrent_layers: bool
+) -> None:
+    """Raises UsageError if the KV caches of several documents cannot be joined for a question."""
     if has_recurrent_layers:
         raise UsageError(
             f"layers of this {model_type} model keep a state, and the states of several documents "
@@ -28,14 +30,6 @@ def check_can_join_recurrent_states(model_type: str, has_recurrent_layers: bool)
             "ask about one document, or use the setting answer.from=text",
         )
 
-
-def check_can_join_documents(
-    preset: ResolvedPreset, model_type: str, has_recurrent_layers: bool
-) -> None:
-    """Raises UsageError if one question cannot be asked about several documents."""
-    if not preset.preset.answer.needs_kv_cache:
-        return
-    check_can_join_recurrent_states(model_type, has_recurrent_layers)
     if preset.method.selector.is_observer:
         wrong = f"selector {preset.preset.selector['name']} works with one document only"
         raise UsageError(wrong, "ask about one document, or use another selector")

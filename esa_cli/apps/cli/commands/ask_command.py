@@ -171,7 +171,7 @@ class AskCommandRun:
             chosen, place, reporter, method=opts.method, documents=sized, keep=keep
         )
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
-        if len(named) > 1:
+        if len(named) > 1 and needs_kv_cache:
             is_stateful = ready.ingest_planner.costs.shape.stateful > 0
             check_can_join_documents(ready.resolved, ready.model.config["model_type"], is_stateful)
         if needs_kv_cache and (opts.thorough or opts.read == "never"):
