@@ -32,12 +32,6 @@ from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
-__all__ = [
-    "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "TextLocation",
-    "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
-    "join_texts", "read_document", "read_documents", "select_files_of_shard", "strip_span",
-]  # fmt: skip
-
 LIMIT = 1 << 30
 """The maximum size of a document in bytes."""
 LONGEST = 600
@@ -87,8 +81,7 @@ CELL = re.compile(r"[^:;|]+: ")
 
 
 class TextLocation(NamedTuple):
-    """The location of a character in a text: the line, or row of a table, from 1, and what the
-    document's mark says."""
+    """A place in a text: the line, or row of a table, from 1, and what the document's mark says."""
 
     page: int | None
     line: int
@@ -182,9 +175,8 @@ def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
 def gather_documents(
     files: InputFiles, read_file: Callable[[str], Document] | None = None
 ) -> GatheredDocuments:
-    """Reads each file, by default by `read_document`; an unreadable file of a folder or pattern is
-    left out. Raises DocumentError: a file that was named cannot be read; or nothing can be read,
-    unless other shards have the rest."""
+    """Reads each file, but leaves out unreadable ones of a folder or pattern. Raises DocumentError:
+    a named file cannot be read; or nothing can be read, and no other shard has the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in files.sources:
         try:
@@ -208,8 +200,7 @@ def read_documents(
     be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
-    files = find_files(sources)
-    found = gather_documents(files, lambda path: read_document(path, stdin))
+    found = gather_documents(find_files(sources), lambda path: read_document(path, stdin))
     for left_out in found.left_out:
         say(left_out.message)
     return list(found.documents)
@@ -267,8 +258,7 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
 
 
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end; sentences of
-    more than LONGEST characters are cut."""
+    """Returns the offsets at which a paragraph's sentences, cut at LONGEST, and lines end."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):

@@ -228,8 +228,7 @@ class Esa(AbstractContextManager["Esa"]):
         return call_before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
-        """Opens a document that the library has stored with this model, or returns None. Raises
-        LibraryError: the stored document is damaged."""
+        """Opens a document if the library has it of this model, else None. Raises LibraryError."""
         return self.documents.open_document_if_stored(document)
 
     def stored(self, entry: LibraryEntry) -> Book:
@@ -540,8 +539,7 @@ class Esa(AbstractContextManager["Esa"]):
     def _open_books(
         self, question: str, documents: AskedDocuments, earlier_questions: Sequence[str] = ()
     ) -> list[Book]:
-        """Returns documents as books without duplicate texts, with the range of each one's tokens
-        among all tokens; see `ask`."""
+        """Returns books without duplicate texts, with their ranges among all tokens; see `ask`."""
         from esa_cli.documents.document import read_documents
         from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_books
 

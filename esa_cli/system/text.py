@@ -224,8 +224,7 @@ def _find_words_in_letter_run(run: str, language: str) -> Iterator[tuple[int, in
 def _find_words_between_spaces(
     letter_run: str, start: int, end: int, language: str
 ) -> Iterator[tuple[int, int, str]]:
-    """Yields (first character, end, stem) of the content words in `letter_run[start:end]`, a part
-    whose script has spaces between words."""
+    """Yields as `_find_words_in_letter_run` the words of a part in a script with spaces."""
     for word in _WORD.finditer(letter_run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
@@ -252,8 +251,7 @@ def _list_stems_of_word(word: str, language: str) -> Iterable[str]:
 
 
 def detect_language(text: str) -> str:
-    """Returns the language to which most of a text's frequent words belong, or English if the words
-    do not clearly belong to another language."""
+    """Returns the language of most of a text's frequent words, or English if that is unclear."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
     words, votes = len(_split_into_words(sample)), count_function_words(sample)

@@ -12,7 +12,8 @@ import sample_files as make
 
 from esa_cli.apps.cli.commands.chat_command import format_chat_as_markdown
 from esa_cli.documents import sources
-from esa_cli.documents.document import find_files, gather_documents
+from esa_cli.documents.document import gather_documents
+from esa_cli.documents.sources import find_files
 from esa_cli.errors import DocumentError
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import make_evidence_page

@@ -9,7 +9,8 @@ import pytest
 import torch
 from finder_asker import asker as asker
 
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import (

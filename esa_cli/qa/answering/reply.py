@@ -242,8 +242,7 @@ def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
 
 
 def locate_quotations(passage: Passage, quotations: Iterable[Quotation]) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of a passage's text that are quoted, in order, where two
-    quotations overlap without the second one."""
+    """Returns the quoted characters [start, end) of a passage's text in order, without overlaps."""
     end, found = 0, list[tuple[int, int]]()
     for one in sorted(quotations, key=lambda one: one.start):
         first = max(one.start - passage.start, 0)

@@ -40,8 +40,7 @@ INCOMPLETE = "\ufffd"
 
 
 def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """Returns each token's text; of several tokens that encode one character, the first gets the
-    whole character, and the others get empty texts."""
+    """Returns each token's text; of several tokens of one character, the first gets all of it."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 

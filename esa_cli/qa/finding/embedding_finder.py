@@ -1,7 +1,6 @@
 """A finder that asks a server for embeddings, one vector for each window of a document.
 
-The server speaks OpenAI's `/v1/embeddings`, and receives the whole text of documents and questions.
-"""
+The server speaks OpenAI's `/v1/embeddings`, and receives whole documents and questions."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from esa_cli.models.text_passes.text_forward import (
     pad_sequences,
 )
 from esa_cli.models.tokenization.tokenizer import tokenise_text
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -143,8 +143,7 @@ def compute_window_products(
 def _compute_products_between_bounds(
     queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
 ) -> Tensor:
-    """Returns the largest product (B - 1, M) of each of M queries with the keys between each two
-    adjacent token numbers of B ascending ones."""
+    """Returns largest products (B - 1, M) of M queries with the keys between B ascending tokens."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):

@@ -39,7 +39,6 @@ from esa_cli.qa.finding.words import (
     capitals_indicate_names,
     list_sentence_words,
     locate_question_words,
-    rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
@@ -48,6 +47,7 @@ from esa_cli.system.text import (
     SPACELESS_CHARACTER,
     find_content_words,
     find_question_words,
+    locate_content_words,
 )
 
 AROUND = (4, 32, 128)
@@ -256,25 +256,36 @@ class PassageFinder:
             found.append("a script without spaces")
         return found
 
+    def _find_names(
+        self, question: str, is_usually_lowercase: Callable[[str], bool]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yields the names after a question's first word, each with its words that can be names, if
+        capitals indicate names in the documents."""
+        if self._has_names and not question.isupper():
+            for name in NAME.findall(question):
+                words = CAPITALISED.findall(name)
+                yield name, [one for one in words if not cannot_be_name(one, is_usually_lowercase)]
+
     def rate_unmentioned_names(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
         """Returns the largest share of a name in the question that occurs in no document."""
-        if not self._has_names:
-            return 0.0
-        return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
+        shares = [0.0]
+        for _, words in self._find_names(question, is_usually_lowercase):
+            parts = [{one[a:b] for a, b, _ in locate_content_words(one)} for one in words]
+            known = [any(map(self.index.has_word, one)) for one in parts if one]
+            shares.append(known.count(False) / max(1, len(known)))
+        return max(shares)
 
     def list_names(self, question: str, is_usually_lowercase: Callable[[str], bool]) -> list[str]:
-        """Lists names after a question's first word, if capitals indicate names in documents; names
-        of English months and days, which other languages write small, are none."""
-        if not self._has_names or question.isupper():
-            return []
+        """Lists names after a question's first word; names of English months and days, which other
+        languages write small, are none."""
         return [
-            EDGES.sub("", name[0])
-            for name in NAME.finditer(question)
+            EDGES.sub("", name)
+            for name, words in self._find_names(question, is_usually_lowercase)
             if any(
-                find_content_words(word, ENGLISH) and not cannot_be_name(word, is_usually_lowercase)
-                for word in CAPITALISED.findall(name[0])
+                find_content_words(word, ENGLISH)
+                for word in words
                 if re.sub(r"['’]s$", "", word) not in _DATES
             )
         ]
@@ -375,8 +386,7 @@ class PassageFinder:
         return Passage.cut_from(document, window.start, window.end, **fields)
 
     def place_at_words(self, passages: Sequence[Passage], question: str) -> list[Passage]:
-        """Returns passages with the places of the question's words, since a passage may begin with
-        the last lines of a page or chapter."""
+        """Places passages at the question's words, as they may begin at the end of a page."""
         documents = {one.name: one for one in self.documents}
         out = list[Passage]()
         for one in passages:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, FileRecord, Library, LibraryEntry
@@ -181,8 +182,7 @@ def sync_folder(
     if removed and found.files:  # else the folder may be on a disk that is away
         with catalogue.run_transaction():
             for one in removed:
-                known = one._replace(why=f"there is no document {one.path}")
-                catalogue.files.store_record(known)
+                catalogue.files.store_record(one._replace(why=f"there is no document {one.path}"))
     catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 

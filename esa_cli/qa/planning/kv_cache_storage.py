@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Compressor, Moments
+from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import find_kind_without_source_file
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage.library import SEGMENT
-
-if TYPE_CHECKING:
-    from esa_cli.attention.compression import Linear
-    from esa_cli.attention.method import Method
-    from esa_cli.attention.parts import Compressor
-    from esa_cli.attention.step import Projection
-    from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
 def check_can_join_documents(
@@ -52,8 +49,6 @@ def find_reduced_key_widths(
 ) -> Sequence[int]:
     """Returns the dimension of reduced keys in each layer; empty if scores use no reduced keys.
     Raises PresetError: the compressor is of another model."""
-    from esa_cli.attention.parts import Moments
-
     if not uses_reduced_keys:
         return ()
     if compressor.fit_tokens:
@@ -69,8 +64,6 @@ def find_reduced_key_widths(
 
 def check_projections_storable(projections: Sequence[Projection | None]) -> list[Linear | None]:
     """Returns the projections if the library can store them all. Raises UsageError."""
-    from esa_cli.attention.compression import Linear
-
     for projection in projections:
         if projection is not None and not isinstance(projection, Linear):
             raise UsageError(

@@ -12,10 +12,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from esa_cli.attention.method import Method
+from esa_cli.attention.selection import KEEP_ELEMENTS
+from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
@@ -27,9 +30,6 @@ from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
 from esa_cli.system.machine import get_esa_home_folder
-
-if TYPE_CHECKING:
-    from esa_cli.attention.method import Method
 
 FEED = 1024
 """The number of tokens in one forward call of a prefill, whose activations fit a CPU's cache."""
@@ -135,9 +135,6 @@ class KvCacheCosts(TokenIndexCosts):
 
     def count_working_memory_bytes(self, token_count: int, dtype_bytes: int) -> int:
         """Returns the bytes of activations, gathered keys, scores and recurrent states."""
-        from esa_cli.attention.selection import KEEP_ELEMENTS
-        from esa_cli.attention.step import BLOCK_ELEMENTS
-
         shape, window, score = self.shape, self.method.window, self.method.score
         folded = shape.groups * shape.dim
         attended = min(token_count, window.budget) + window.chunk
@@ -204,15 +201,6 @@ def load_ingest_speeds() -> dict[str, float]:
         speeds = data if isinstance(data, dict) else {}
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
-
-
-def save_ingest_speed(speed_key: str, speed: float) -> None:
-    path = get_esa_home_folder() / SPEED_FILE
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(path) as part:
-            speeds = {**load_ingest_speeds(), speed_key: speed}
-            part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 class IngestPlanner:
@@ -295,7 +283,12 @@ class IngestPlanner:
         """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
         operations = self.costs.count_ingest_operations(token_count)
         self.measured_operations_per_second = self.operations_per_second = operations / seconds
-        save_ingest_speed(self.speed_key, self.operations_per_second)
+        path = get_esa_home_folder() / SPEED_FILE
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_atomically(path) as part:
+                speeds = {**load_ingest_speeds(), self.speed_key: self.operations_per_second}
+                part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)

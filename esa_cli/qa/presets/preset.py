@@ -17,14 +17,16 @@ from pydantic_core import PydanticCustomError
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
-from esa_cli.qa.presets.finder_names import WORDS, find_folder_with_file, locate_finder
 from esa_cli.qa.presets.preset_files import (
     FORMER,
+    WORDS,
+    find_folder_with_file,
     find_known_model_facts,
     find_preset_file,
     list_preset_files,
     list_shipped_preset_files,
     load_known_models,
+    locate_finder,
     read_preset_file,
     resolve_to_hub_id,
 )

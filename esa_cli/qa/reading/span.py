@@ -382,8 +382,7 @@ class PassageReader:
         lengths = torch.tensor([len(one) for one in sequences], device=device)
         if self._fused is not None:
             return self._fused.compute_states(ids, lengths)
-        layers = len(self.model.base_model.layers)
-        return compute_hidden_states(self.model, ids, layers, lengths)
+        return compute_hidden_states(self.model, ids, len(self.model.base_model.layers), lengths)
 
     def _find_answer(
         self, question: str, passage: str, prompt: EncodedPrompt, states: Tensor
@@ -436,8 +435,7 @@ def find_most_probable_span(
     if not allowed.any():
         return None
     first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(offsets))
-    span = words.extend_span(starts[first], ends[last])
-    return Span(*span, float(scores[first, last]))
+    return Span(*words.extend_span(starts[first], ends[last]), float(scores[first, last]))
 
 
 def find_negation(passage: str, start: int) -> int:

@@ -11,7 +11,7 @@ from command import Esa
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.files.model_reference import ModelRef
-from esa_cli.qa.presets.finder_names import locate_finder
+from esa_cli.qa.presets.preset_files import locate_finder
 
 TINY = ("--preset", "tiny-random", "--device", "cpu", "--dtype", "float32")
 

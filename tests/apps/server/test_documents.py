@@ -14,7 +14,8 @@ from test_library import ingest
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
 

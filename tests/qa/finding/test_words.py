@@ -26,7 +26,6 @@ from esa_cli.qa.finding.words import (
     find_shared_words,
     list_sentence_words,
     make_lowercase_predicate,
-    rate_unmentioned_names,
 )
 from esa_cli.system.text import count_words_of_text, find_content_words
 
@@ -191,7 +190,6 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert rate_unmentioned_names(question, LexicalIndex([TEXT]).has_word, small_word) == share
     assert PassageFinder([book(TEXT)]).rate_unmentioned_names(question, small_word) == share
 
 
