@@ -1,12 +1,6 @@
 """The Python interface, which ingests documents once and answers any number of questions.
 
-Importing this module does not import torch, which the class `Esa` imports when it is used.
-
-    with Esa.load() as esa:
-        book = esa.ingest("book.pdf")
-        reply = esa.ask("Who is Ahab?", book)
-        print(reply.text, reply.evidence[0].page)
-"""
+Importing this module does not import torch, which the class `Esa` imports when it is used."""
 
 from __future__ import annotations
 
@@ -91,9 +85,7 @@ class Esa(AbstractContextManager["Esa"]):
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, load_ranking(answer))
-        self.spans = None
-        if not answer.needs_kv_cache:
-            self.spans = SpanReader(loaded, self.preset)
+        self.spans = None if answer.needs_kv_cache else SpanReader(loaded, self.preset)
         self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
@@ -495,16 +487,13 @@ class Esa(AbstractContextManager["Esa"]):
         with self.run_without_method():
             limits = minimum, every
             chosen = collecting.choose_passages_to_read(self.search, question, books, *limits)
-        if (reader := self.reader) is None:
-            batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
-            find_spans = collecting.make_log_odds_span_finder
-            decide = find_spans(self.spans.passages, question, least, repeat)
+        batch, settings = collecting.BATCH, self.preset.generation
+        if self.reader is None:
+            whole, spans = chosen.total <= collecting.WHOLE, self.spans.passages
+            decide = collecting.make_log_odds_span_finder(spans, question, least, whole)
         else:
-            settings, batch = self.preset.generation, 1
-            sampling = SamplingParams(None, settings.temperature, settings.top_p)
-            decide = collecting.make_reply_span_finder(
-                lambda passage: reader.answer(question, [passage], (), sampling)
-            )
+            batch, sampling = 1, SamplingParams(None, settings.temperature, settings.top_p)
+            decide = collecting.make_reply_span_finder(self.reader, question, sampling)
         return collecting.Collection(
             chosen, books, decide, batch=batch, alone=self.run_without_method, progress=progress,
             after=after,

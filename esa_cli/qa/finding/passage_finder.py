@@ -495,17 +495,10 @@ class PassageSearch:
         return finder.place_at_words(sorted(fitting, key=lambda one: -one.score), question)
 
 
-class WordSearchResult(NamedTuple):
-    """The passages that have the most words of a query: `most` of the query's `words` words."""
-
-    passages: list[Passage]
-    most: int
-    words: int
-
-
-def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
-    """Returns passages with the most words of a query, each with a matching sentence of its own.
-    They have no probabilities, since a token index, which is not used, would change these."""
+def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Passage], int, int]:
+    """Returns passages with the most words of a query, each with a matching sentence of its own; how
+    many words they have, and the query has. They have no probabilities, since a token index, which
+    is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]
@@ -526,7 +519,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
             passages.append(replace(finder.make_window_passage(at, scores), probability=None))
-    return WordSearchResult(finder.place_at_words(passages, query), most, len(wanted))
+    return finder.place_at_words(passages, query), most, len(wanted)
 
 
 def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:

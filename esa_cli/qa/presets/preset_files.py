@@ -6,16 +6,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_config_path
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.system.local_servers import complete_server_address, is_server_address
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import load_yaml
+
+if TYPE_CHECKING:  # slow, and names are completed with this module
+    from esa_cli.models.files.model_reference import ModelRef
 
 SUFFIXES = (".yaml", ".yml")
 FORMER = {
@@ -97,6 +99,8 @@ def read_preset_file(path: Path) -> dict[str, Any]:
 def locate_finder(name: str) -> Path | ModelRef | str:
     """Returns where a finder is: the folder of its files, a model on the hub, or the address of a
     server. Raises PresetError: there is none of this name."""
+    from esa_cli.models.files.model_reference import parse_reference
+
     if is_server_address(name):
         return complete_server_address(name)
     for required_file in (MAPS, MODULES):

@@ -365,16 +365,14 @@ class PassageReader:
             "".join(texts.get(part, part) for part in parts), add_special_tokens=False,
             split_special_tokens=True, return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
-        ids, covered = list(out["input_ids"]), out["offset_mapping"]
-        numbers = [n for n, (a, b) in enumerate(covered) if a < end and start < b]
-        offsets = [
-            (max(covered[n][0], start) - start, min(covered[n][1], end) - start) for n in numbers
-        ]
+        ids, places = list(out["input_ids"]), enumerate(out["offset_mapping"])
+        covered = [(n, a, b) for n, (a, b) in places if a < end and start < b]
+        offsets = [(max(a, start) - start, min(b, end) - start) for _, a, b in covered]
         over = len(ids) - self.context
         if over > 0 and passage:
             kept = offsets[-over - 1][1] if over < len(offsets) else 0
             return self.encode_prompt(question, passage[: min(kept, len(passage) - 1)])
-        return EncodedPrompt(ids, numbers[0] if numbers else 0, offsets)
+        return EncodedPrompt(ids, covered[0][0] if covered else 0, offsets)
 
     def compute_states(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns hidden states (B, T, H) of B token sequences, padded to T tokens."""
