@@ -88,16 +88,12 @@ TOGETHER = "{question}\n(The passages are summaries of the parts of {section}, i
 
 
 class AskedSection(NamedTuple):
-    """The section that a question asks for, in document number `document`.
-
-    Args:
-        says: whether its words are asked for ("What does section 3 say?"), not a summary.
-        others: the number of other sections that the question may mean."""
+    """The section that a question asks for, in document number `document`."""
 
     document: int
     section: Section
-    says: bool = False
-    others: int = 0
+    says: bool = False  # whether its words are asked for ("What does section 3 say?")
+    others: int = 0  # the number of other sections that the question may mean
 
 
 def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSection | None:

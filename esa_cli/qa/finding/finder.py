@@ -315,20 +315,14 @@ class TokenEncoder:
 
 
 class FinderSizes(NamedTuple):
-    """The sizes of a finder.
+    """The sizes of a finder, and the name and server of one with a model of its own."""
 
-    Args:
-        layers: the number of layers of the preset's model that the finder runs.
-        dim: the dimension R of its reduced keys.
-        name, weights: the name and the bytes of the weights of a finder with a model of its own.
-        unit: what has a key, a token or a window. server: that gets the documents."""
-
-    layers: int
-    dim: int
+    layers: int  # of the preset's model, which the finder runs
+    dim: int  # R, of reduced keys
     name: str = ""
-    weights: int = 0
-    unit: str = "token"
-    server: str = ""
+    weights: int = 0  # bytes
+    unit: str = "token"  # what has a key, a token or a window
+    server: str = ""  # that gets the documents
 
     @property
     def layout(self) -> Layout:

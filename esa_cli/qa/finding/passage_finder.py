@@ -197,19 +197,13 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all sentence windows for a question: tensors with one number for each window.
+    """Scores of all sentence windows for a question: tensors with one number for each window, or
+    late interaction (1 + len(AROUND), windows), which is NaN without a token index."""
 
-    Args:
-        total: the log-odds that a window answers, which rank the windows.
-        words: BM25 alone, as a share of the highest.
-        fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
-        read: whether any document has a token index.
-        late: late interaction (1 + len(AROUND), windows), NaN without a token index."""
-
-    total: Tensor
-    words: Tensor
-    fitting: Tensor
-    read: bool
+    total: Tensor  # the log-odds that a window answers, which rank the windows
+    words: Tensor  # BM25 alone, as a share of the highest
+    fitting: Tensor  # bool, whether the window may answer; see `PassageFinder.score_windows`
+    read: bool  # whether any document has a token index
     late: Tensor | None = None
 
 
@@ -496,9 +490,9 @@ class PassageSearch:
 
 
 def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Passage], int, int]:
-    """Returns passages with the most words of a query, each with a matching sentence of its own; how
-    many words they have, and the query has. They have no probabilities, since a token index, which
-    is not used, would change these."""
+    """Returns passages with the most words of a query, each with a matching sentence of its own;
+    how many words they have; and how many the query has. The passages have no probabilities, since
+    a token index, which is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]

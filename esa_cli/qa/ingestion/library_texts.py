@@ -42,18 +42,13 @@ def rebuild_stored_document(library: Library, entry: LibraryEntry) -> Document:
 
 @dataclass
 class FileChanges:
-    """The changes that one call of `index_files` has made to records of files.
+    """The changes that one call of `index_files` has made to records of files."""
 
-    Args:
-        records: of all files, in order. read: the number of files that were opened.
-        added, changed: the records of files that could not be read before, or had another text.
-        former: digests of the texts that changed files had before."""
-
-    records: list[FileRecord] = field(default_factory=list)
-    added: list[FileRecord] = field(default_factory=list)
-    changed: list[FileRecord] = field(default_factory=list)
-    read: int = 0
-    former: list[str] = field(default_factory=list)
+    records: list[FileRecord] = field(default_factory=list)  # of all files, in order
+    added: list[FileRecord] = field(default_factory=list)  # of files that could not be read before
+    changed: list[FileRecord] = field(default_factory=list)  # of files that had another text
+    read: int = 0  # the number of files that were opened
+    former: list[str] = field(default_factory=list)  # digests of the former texts of changed files
 
     @property
     def readable_records(self) -> list[FileRecord]:

@@ -53,14 +53,11 @@ EFFICIENCY = 0.6
 
 @dataclass(frozen=True)
 class TokenIndexCosts:
-    """Counts the memory and operations of making a token index; almost none if `finder` is None.
-
-    Args:
-        body: numbers in the matrices of the layers that a token passes."""
+    """Counts the memory and operations of making a token index; almost none if `finder` is None."""
 
     shape: ModelShape
     on_gpu: bool
-    body: int = 0
+    body: int = 0  # numbers in the matrices of the layers that a token passes
     finder: FinderSizes | None = None
 
     def count_layer_activations(self, token_count: int) -> int:

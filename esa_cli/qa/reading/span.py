@@ -66,17 +66,13 @@ UNMENTIONED = 4.5
 
 class AnswerCombination(NamedTuple):
     """The conditional logistic regression that gives the probability that a passage's span is the
-    answer, fit by `benchmarks/certainty.py` to answers to the development questions.
-
-    Args:
-        weights: an intercept and the weights of a reading's log-odds and of its span's
-            log-probability, then of `Passage.late`.
-        bm25_weights: the first three, and that of the score, for passages without `late`.
-        answer, perhaps: the minimum probabilities of these certainties."""
+    answer, fit by `benchmarks/certainty.py` to answers to the development questions. Its
+    weights are an intercept, those of a reading's log-odds and of its span's log-probability, and
+    that of `Passage.late` or, without it, of the passage's score."""
 
     weights: Sequence[float]
     bm25_weights: Sequence[float]
-    answer: float
+    answer: float  # the minimum probability of this certainty
     perhaps: float
 
     @classmethod
