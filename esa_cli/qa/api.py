@@ -11,11 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
+from esa_cli.documents.document import Document, read_document, read_documents
+from esa_cli.documents.outline import Section, find_sections
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.qa.answering.question_parts import join_replies, split_question
 from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.text import find_content_words
@@ -23,8 +26,6 @@ from esa_cli.system.text import find_content_words
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
-    from esa_cli.documents.document import Document
-    from esa_cli.documents.outline import Section
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
@@ -59,9 +60,8 @@ class Esa(AbstractContextManager["Esa"]):
         events: observes each ingest. planner: checks that documents fit into memory.
         reader: another model that writes the answers. session: an open session of the model.
 
-    Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
-    PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is
-    set, but the preset answers from the KV cache."""
+    Raises ModelError, PresetError: model, method, adapter or finder cannot be used. UsageError: a
+    reader is set, but the preset answers from the KV cache."""
 
     def __init__(
         self, loaded: models.LoadedModel, preset: Preset | ResolvedPreset, *,
@@ -82,10 +82,13 @@ class Esa(AbstractContextManager["Esa"]):
         check_reader_gets_passages(reader, resolved.preset)
         self.preset, self.resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
+        self.name = models.parse_reference(self.preset.model).name  # of the model, for display
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, load_ranking(answer))
         self.spans = None if answer.needs_kv_cache else SpanReader(loaded, self.preset)
+        # Whether questions can be asked about a document that is not ingested yet.
+        self.answers_unread = not answer.needs_kv_cache
         self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
@@ -123,6 +126,7 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
         from esa_cli.qa.presets.preset import load_preset, replace_finder
         from esa_cli.qa.reading.reader_choice import ReaderChoice
+        from esa_cli.storage.library import Library
 
         if isinstance(overrides, str):
             raise UsageError("overrides must be a list of texts", f"write [{overrides!r}]")
@@ -138,8 +142,6 @@ class Esa(AbstractContextManager["Esa"]):
             chosen = choose_answer_source(chosen)
         checked = check_before_loading(chosen, place, method=method, document_tokens=length)
         if library is True:
-            from esa_cli.storage.library import Library
-
             library = Library()
             keep = checked.choose_storing(library, keep)
         return cls.from_checked_preset(
@@ -163,10 +165,9 @@ class Esa(AbstractContextManager["Esa"]):
 
     def close(self) -> None:
         """Restores the original model, and closes the reader's connections."""
-        if self._session is not None:
-            self._session.close()
-        if self.reader is not None:
-            self.reader.close()
+        for opened in (self._session, self.reader):
+            if opened is not None:
+                opened.close()
 
     @property
     def session(self) -> Session:
@@ -178,13 +179,6 @@ class Esa(AbstractContextManager["Esa"]):
             self._session = Session(loaded.model, self.tokenizer, self.resolved, loaded.cache)
         return self._session
 
-    @cached_property
-    def model_digest(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `digest_model`."""
-        from esa_cli.qa.presets.cache_key import digest_model
-
-        return digest_model(self.loaded.text_model, self.tokenizer)
-
     def run_without_method(self) -> AbstractContextManager[None]:
         """A `with` context in which the model computes its own attention without ESA's method."""
         return nullcontext() if self._session is None else self._session.attachment.suspend_method()
@@ -193,16 +187,6 @@ class Esa(AbstractContextManager["Esa"]):
     def cached_document_tokens(self) -> int:
         """The number of document tokens in the session's KV cache; 0 if answers come from text."""
         return 0 if self._session is None else self._session.document_tokens
-
-    @property
-    def name(self) -> str:
-        """The name of the preset's model, for display."""
-        return models.parse_reference(self.preset.model).name
-
-    @property
-    def answers_unread(self) -> bool:
-        """Whether questions can be asked about a document that is not ingested yet."""
-        return not self.preset.answer.needs_kv_cache
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
         """Counts the tokens of a question and of earlier turns. Raises UsageError, LengthError."""
@@ -274,21 +258,24 @@ class Esa(AbstractContextManager["Esa"]):
         Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
         from esa_cli.qa.answering.passage_choice import is_quoted
-        from esa_cli.qa.answering.question_parts import split_question
         from esa_cli.qa.answering.sentence_check import check_answer_sentences
+        from esa_cli.qa.attention_evidence import answer_from_kv_cache
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
-        _check_history_and_evidence(history, evidence)
+        if not all(isinstance(turn, Turn) for turn in history):
+            hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
+            raise UsageError("history must be a list of Turn", hint)
+        if not isinstance(evidence, int) or evidence < 0:
+            wrong = f"evidence must be a number of passages, got {evidence!r}"
+            raise UsageError(wrong, "for example: evidence=5")
         started, first = time.perf_counter(), list[float]()
         books = self._open_books(question, books, [turn.question for turn in history[-1:]])
         if self.spans is None:  # the paper: selected rows of every layer
             if thorough:
                 hint = "use the setting answer.from=text"
                 raise UsageError("answer.from must be text for thorough answers", hint)
-            from esa_cli.qa.attention_evidence import answer_from_kv_cache
-
             prefilled = [book.prefilled for book in books if book.prefilled]
             if len(prefilled) < len(books):
                 raise UsageError("a document has not been ingested", "ingest the document first")
@@ -311,18 +298,15 @@ class Esa(AbstractContextManager["Esa"]):
                 on_text(text_piece)
 
         limits = choose_sampling_options(self.preset.generation, max_new_tokens, temperature, top_p)
-        sampling = SamplingParams(*limits, seed)
+        sampling = SamplingParams(max_new_tokens, *limits[1:], seed)
         asked = self.spans.count_question_tokens(question)
-        free = replace(sampling, max_new_tokens=max_new_tokens)
-        about = self._answer_about_section(question, books, free, forward_text_piece, progress)
+        about = self._answer_about_section(question, books, sampling, forward_text_piece, progress)
         if about is not None:
             reply, shown, questions = about, about.evidence, [question]
         else:
             count = max(self.preset.answer.passages, THOROUGH * thorough)
             passages = self._rank_passages_for_question(question, books, history, count, progress)
-            reader: Reader = self.spans
-            if self.reader is not None and passages:
-                reader, sampling = self.reader, free
+            reader: Reader = self.reader if self.reader and passages else self.spans
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
@@ -369,10 +353,7 @@ class Esa(AbstractContextManager["Esa"]):
         on_text: Callable[[str], None] | None, options: dict[str, Any],
     ) -> Reply:  # fmt: skip
         """Asks the parts of a question, each after the one before, and joins their answers."""
-        from esa_cli.qa.answering.question_parts import join_replies
-
-        replies, turns = list[Reply](), [*history]
-        weights: list[Tensor] = []
+        replies, turns, weights = list[Reply](), [*history], list[Any]()
         for part in parts:
             replies.append(self.ask(part, books, history=turns, **options))
             turns.append(Turn(part, part))  # what answers it is no part of the next question
@@ -501,9 +482,6 @@ class Esa(AbstractContextManager["Esa"]):
 
     def outline(self, source: Book | Document | str | os.PathLike[str]) -> list[Section]:
         """Lists the chapters and sections of a document. Raises DocumentError: it has no text."""
-        from esa_cli.documents.document import Document, read_document
-        from esa_cli.documents.outline import find_sections
-
         if isinstance(source, str | os.PathLike):
             source = read_document(os.fspath(source))
         return list(find_sections(source if isinstance(source, Document) else source.document))
@@ -529,7 +507,6 @@ class Esa(AbstractContextManager["Esa"]):
         self, question: str, documents: AskedDocuments, earlier_questions: Sequence[str] = ()
     ) -> list[Book]:
         """Returns books without duplicate texts, with their ranges among all tokens; see `ask`."""
-        from esa_cli.documents.document import read_documents
         from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_books
 
         is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
@@ -573,12 +550,3 @@ class Esa(AbstractContextManager["Esa"]):
                 except DocumentError as error:
                     warnings.warn(f"left out: {error.message}", stacklevel=4)
         return books
-
-
-def _check_history_and_evidence(history: Sequence[Turn], evidence: int) -> None:
-    if not all(isinstance(turn, Turn) for turn in history):
-        hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
-        raise UsageError("history must be a list of Turn", hint)
-    if not isinstance(evidence, int) or evidence < 0:
-        wrong = f"evidence must be a number of passages, got {evidence!r}"
-        raise UsageError(wrong, "for example: evidence=5")

@@ -321,17 +321,14 @@ def compute_digest_of_word_rules() -> str:
 
 
 class Bm25Index:
-    """An index that computes BM25 scores of texts for questions; words are given as numbers, and
-    the scores of every word are computed when the index is made.
+    """An index that computes BM25 scores of texts for questions. The words of each text are
+    `numbers` below `vocabulary`; the scores of every word are computed when the index is made.
 
     For a question with the words w, a text d, one of n texts, has the score(d) = sum over w of
     idf(w) * tf(w, d) / (tf(w, d) + k1 * (1 - b + b * |d| / mean |d|)), where tf(w, d) counts w in
     d, |d| is the number of words of d, idf(w) = ln(1 + (n - df(w) + 1/2) / (df(w) + 1/2)), and
     df(w) is the number of texts with w. A word that the question repeats counts repeatedly, and the
-    scores equal those of the library bm25s bit for bit.
-
-    Args:
-        numbers: of each text, the numbers of its words, below `vocabulary`."""
+    scores equal those of the library bm25s bit for bit."""
 
     def __init__(self, numbers: Sequence[Sequence[int]], vocabulary: int) -> None:
         import numpy

@@ -198,6 +198,8 @@ class TokenEncoder:
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
         self._fixed = fixed
         self._fused_layers: FusedForward | None = None
+        self.dim = self.maps["key_map"].shape[1]  # R
+        self.layout = make_index_layout(self.dim)
         size, depth = model.config.hidden_size, len(model.base_model.layers)
         if self.maps["key_map"].shape[0] != size or not 0 < layers <= depth:
             raise ModelError(
@@ -221,15 +223,6 @@ class TokenEncoder:
         adapter.match_device_and_dtype(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}
         return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
-
-    @property
-    def dim(self) -> int:
-        """The dimension R of a reduced key."""
-        return self.maps["key_map"].shape[1]
-
-    @property
-    def layout(self) -> Layout:
-        return make_index_layout(self.dim)
 
     @property
     def digest(self) -> str:

@@ -29,6 +29,7 @@ from esa_cli.qa.finding.finder import (
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_file_of_document
+from esa_cli.qa.presets.cache_key import digest_model
 from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
@@ -106,6 +107,11 @@ class DocumentIngester(ABC):
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
         self._alive: list[ref[Book]] = []
+
+    @cached_property
+    def model_digest(self) -> dict[str, Any]:
+        """The properties of the model on which stored documents depend; see `digest_model`."""
+        return digest_model(self.esa.loaded.text_model, self.esa.tokenizer)
 
     @abstractmethod
     def list_model_and_settings_identities(self) -> list[str]:
@@ -314,7 +320,7 @@ class TokenIndexIngester(DocumentIngester):
         facts = {"index": FORMAT, "encoder": self.encoder.digest}
         if self.encoder.uses_preset_model:
             sizes = {"segment_tokens": SEGMENT_TOKENS, "context_tokens": CONTEXT_TOKENS}
-            facts |= {"model": self.esa.model_digest, **sizes}
+            facts |= {"model": self.model_digest, **sizes}
         return json.dumps(facts, sort_keys=True)
 
     def tokenise(self, document: Document) -> TokenisedDocument:

@@ -50,7 +50,7 @@ class KvCacheIngester(DocumentIngester):
     def _make_file_layout(self, number_format: str) -> Layout:
         """Returns the file layout of the model's KV caches in the format `int8` or `native`. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
+        session, shape = self.esa.session, self.model_digest["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
@@ -73,7 +73,7 @@ class KvCacheIngester(DocumentIngester):
     def _make_cache_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
-        return make_cache_key(self.esa.model_digest, head, session.preset, session.method, layout)
+        return make_cache_key(self.model_digest, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:

@@ -232,14 +232,11 @@ class IngestPlanner:
             self.cache, how = cache, method.reading
             self.may_store_rows = not explain_why_not_storable(method)
         self.dtype, self.device, self.packing = dtype, device, packing
+        self.dtype_name = packing or str(dtype).removeprefix("torch.")
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         threads = f"{torch.get_num_threads()} threads"
         self.speed_key = "|".join((resolved.preset.model, self.dtype_name, device, how, threads))
-
-    @property
-    def dtype_name(self) -> str:
-        return self.packing or str(self.dtype).removeprefix("torch.")
 
     @cached_property
     def measured_operations_per_second(self) -> float | None:

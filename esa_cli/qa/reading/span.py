@@ -166,9 +166,8 @@ class SpanReader(Reader):
             answers.append(span and normalise_answer(text[span.start : span.end]))
             read.append(replace(one, score=score, quote=quote))
         doubt = UNMENTIONED * unmentioned_share
-        probabilities = compute_probabilities([one.score - doubt for one in read], answers)
-        rated = zip(read, probabilities, strict=True)
-        ranked = [replace(one, probability=probability) for one, probability in rated]
+        shares = compute_probabilities([one.score - doubt for one in read], answers)
+        ranked = [replace(one, probability=share) for one, share in zip(read, shares, strict=True)]
         return sorted(ranked, key=lambda one: -one.score)
 
     def answer(
