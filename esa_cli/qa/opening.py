@@ -331,7 +331,6 @@ def check_before_loading(
     observer.show_stage("import", 0, None)
     from esa_cli.qa.finding.finder import TokenisedDocument
     from esa_cli.qa.finding.finder_choice import read_finder_sizes
-    from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
     from esa_cli.qa.presets import resolved_preset
 
     model, texts = None, list[Any]()
@@ -359,7 +358,7 @@ def check_before_loading(
         resolved_preset.check_kernel_runs(resolved.method, model.config, device, dtype)
     stores_rows = keep or (placement.cache == "disk" and not answer.finds_by_bm25_only)
     stores_rows = index is None and stores_rows
-    if stores_rows and (why := explain_why_not_storable(resolved.method)):
+    if stores_rows and (why := resolved_preset.explain_why_not_storable(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
     ready = CheckedPreset(resolved, model, index, texts, runs)

@@ -33,7 +33,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
     monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.presets.resolved_preset.SEGMENT", 128)
 
 
 @pytest.fixture

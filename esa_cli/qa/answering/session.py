@@ -21,11 +21,11 @@ from esa_cli.models.files.families import has_recurrence
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
 from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
 from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
+    check_can_join_documents,
     check_document_has_reduced_keys,
     check_method_fits_model,
     check_same_compressor,

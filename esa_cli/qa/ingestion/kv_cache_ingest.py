@@ -20,14 +20,14 @@ from esa_cli.models.files.families import (
 from esa_cli.qa.finding.finder import TokenisedDocument
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion.ingest import DocumentIngester, StoragePlan
-from esa_cli.qa.planning.kv_cache_storage import (
+from esa_cli.qa.planning.model_shape import read_model_shape
+from esa_cli.qa.planning.plan import STORED_AT_ONCE
+from esa_cli.qa.presets.cache_key import make_cache_key
+from esa_cli.qa.presets.resolved_preset import (
     check_projections_storable,
     explain_why_not_storable,
     find_reduced_key_widths,
 )
-from esa_cli.qa.planning.model_shape import read_model_shape
-from esa_cli.qa.planning.plan import STORED_AT_ONCE
-from esa_cli.qa.presets.cache_key import make_cache_key
 from esa_cli.storage.library import SEGMENT, Layout, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter

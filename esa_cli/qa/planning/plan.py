@@ -23,9 +23,12 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_reduced_key_widths
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.resolved_preset import (
+    ResolvedPreset,
+    explain_why_not_storable,
+    find_reduced_key_widths,
+)
 from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically

@@ -150,7 +150,7 @@ class AskCommandRun:
         from esa_cli.models import find_model_folder
         from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
-        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
+        from esa_cli.qa.presets.resolved_preset import check_can_join_documents
 
         opts, reporter = self.opts, self.reporter
         chosen = model.load_preset(later_method=opts.method)
