@@ -24,10 +24,11 @@ def check_half(esa: Any, half: list[dict[str, Any]], by_words: bool) -> Iterator
     """A row for each sentence of a half, whose passages are one document."""
     from esa_cli import Document, Passage
     from esa_cli.qa.answering.sentence_check import check_answer_sentences
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
 
     text = "\n\n".join(one["passage"] for one in half)
     document = Document("report.txt", text, "report.txt", "utf-8", len(text))
-    books = esa.add_token_ranges([esa.ingest(document)])
+    books = add_token_ranges([esa.ingest(document)])
     places = [(text.index(one["passage"]), len(one["passage"])) for one in half]
     passages = [Passage.cut_from(document, start, start + size) for start, size in places]
 

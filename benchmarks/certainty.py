@@ -55,9 +55,10 @@ def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
 @torch.inference_mode()
 def read_features(esa: Any, book: Any, question: Row) -> Row:
     """What the reader says of each passage that is found for a question."""
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
     from esa_cli.qa.reading.span import normalise_answer
 
-    text, asked, placed = book.document.text, question["question"], esa.add_token_ranges([book])
+    text, asked, placed = book.document.text, question["question"], add_token_ranges([book])
     with esa.run_without_method():
         count = esa.preset.answer.passages
         passages = esa.search.find_passages_to_read(asked, placed, count)

@@ -43,11 +43,12 @@ class Question(NamedTuple):
 def score_questions(folder: Path, library: Path, only: str) -> list[Question]:
     """The windows of all answerable questions about the development texts."""
     from esa_cli import Esa, Library
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
 
     out = []
     for head, questions, document in texts(folder, "dev", only):
         with Esa.load(library=Library(library)) as esa:
-            books = esa.add_token_ranges([esa.ingest(document)])
+            books = add_token_ranges([esa.ingest(document)])
             finder = esa.search.get_passage_finder(books)
             for one in questions:
                 right = [

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 from esa_cli.system.files import replace_atomically
 
 

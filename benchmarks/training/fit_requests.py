@@ -24,7 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from esa_cli import models
 from esa_cli.models.text_passes.text_forward import iterate_groups
 from esa_cli.qa.presets.preset import HEAD, load_preset
-from esa_cli.qa.reading.span import PassagePrompt, PassageReader
+from esa_cli.qa.reading.span import PassageReader
 from esa_cli.system.files import replace_atomically
 
 MOST, OTHERS = 250, 1.6
@@ -104,9 +104,9 @@ def read_questions(folder: Path, questions: list[Question]) -> Tensor:
     """The states (n, H) of the last tokens of n questions' prompts."""
     preset = load_preset("default")
     loaded = models.load(preset.model)
-    prompt = PassagePrompt(loaded.tokenizer, preset.answer.prompt)
-    reader = PassageReader.load(folder, loaded.text_model, prompt)
-    prompts = [prompt.encode_prompt(one.question, one.passage).ids for one in questions]
+    template = preset.answer.prompt
+    reader = PassageReader.load(folder, loaded.text_model, loaded.tokenizer, template)
+    prompts = [reader.encode_prompt(one.question, one.passage).ids for one in questions]
     states = torch.zeros(len(prompts), loaded.text_model.config.hidden_size)
     order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]))
     for group in iterate_groups(order):

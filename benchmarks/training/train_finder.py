@@ -35,7 +35,7 @@ from esa_cli.qa.finding.finder import (
     WEIGHT_SCALE,
     TokenEncoder,
 )
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 
 BLOCK = 8
 """Tokens whose best product with a question's token is computed once for all windows."""

@@ -29,7 +29,7 @@ from wrong_windows import find_nearest_windows, find_wrong_windows
 
 from esa_cli.models.text_passes.text_forward import WEIGHTS, LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 from esa_cli.system.files import replace_atomically
 
 HEAD = "head.safetensors"

@@ -32,12 +32,6 @@ from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
-__all__ = [
-    "Document", "GatheredDocuments", "InputFiles", "LeftOutFiles", "Mark", "SentenceSplitter",
-    "TextLocation", "find_files", "find_sentence_ends", "gather_documents", "is_table_row",
-    "join_texts", "read_document", "read_documents", "select_files_of_shard", "strip_span",
-]  # fmt: skip
-
 LIMIT = 1 << 30
 """The maximum size of a document in bytes."""
 LONGEST = 600
@@ -87,8 +81,7 @@ CELL = re.compile(r"[^:;|]+: ")
 
 
 class TextLocation(NamedTuple):
-    """The location of a character in a text: the line, or row of a table, from 1, and what the
-    document's mark says."""
+    """A place in a text: the line, or row of a table, from 1, and what the document's mark says."""
 
     page: int | None
     line: int
@@ -182,9 +175,8 @@ def select_files_of_shard(files: InputFiles, shard: WorkShard) -> InputFiles:
 def gather_documents(
     files: InputFiles, read_file: Callable[[str], Document] | None = None
 ) -> GatheredDocuments:
-    """Reads each file, by default by `read_document`; an unreadable file of a folder or pattern is
-    left out. Raises DocumentError: a file that was named cannot be read; or nothing can be read,
-    unless other shards have the rest."""
+    """Reads each file, but leaves out unreadable ones of a folder or pattern. Raises DocumentError:
+    a named file cannot be read; or nothing can be read, and no other shard has the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in files.sources:
         try:
@@ -208,8 +200,7 @@ def read_documents(
     be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
-    files = find_files(sources)
-    found = gather_documents(files, lambda path: read_document(path, stdin))
+    found = gather_documents(find_files(sources), lambda path: read_document(path, stdin))
     for left_out in found.left_out:
         say(left_out.message)
     return list(found.documents)
@@ -266,35 +257,8 @@ def _make_document_size_error(document_name: str, size: int, size_limit: int) ->
     return DocumentError(f"{label_document(document_name)} is {sizes}", hint)
 
 
-class SentenceSplitter:
-    """Finds the sentences of a text, and divides a paragraph into sentences when first needed."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._cut: dict[int, list[int]] = {}
-
-    def find_sentence_around(self, offset: int) -> tuple[int, int]:
-        """Returns the first and the end offset of the sentence or line that contains the character
-        at `offset`, without white space at both ends."""
-        place = bisect_right(self._paragraph_starts, offset) - 1
-        first = self._paragraph_starts[place] if place >= 0 else 0
-        if first not in self._cut:
-            last = self.text.find("\n\n", first)
-            last = len(self.text) if last < 0 else last
-            self._cut[first] = [first, *find_sentence_ends(self.text, first, last)]
-        edges = self._cut[first]
-        place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
-        return strip_span(self.text, edges[place - 1], edges[place])
-
-    @cached_property
-    def _paragraph_starts(self) -> array[int]:
-        """The offsets at which the second and later paragraphs begin, each after "\\n\\n"."""
-        return array("q", (newline.start() + 2 for newline in re.finditer(r"\n(?=\n)", self.text)))
-
-
 def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
-    """Returns the ascending offsets at which a paragraph's sentences and lines end; sentences of
-    more than LONGEST characters are cut."""
+    """Returns the offsets at which a paragraph's sentences, cut at LONGEST, and lines end."""
     ends: list[int] = []
     start = paragraph_start
     for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):

@@ -330,9 +330,8 @@ def _is_dense(document: Document) -> bool:
 
 
 def _make_key(line: str) -> tuple[str, bool]:
-    """Returns the words by which a line of a contents page and its heading are equal, and whether
-    the line ends in a page number after dots, spaces or a comma. The words are those of the title,
-    or of the whole line if there is no title."""
+    """Returns the words, of the title if there is one, by which a line of a contents page equals
+    its heading, and whether the line ends in a page number after dots, spaces or a comma."""
     line = _LINK.sub("]", line.strip().lstrip("#-*+•[ \t"))
     heading = parse_heading(line)
     if heading and not heading[2]:

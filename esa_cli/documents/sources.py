@@ -7,6 +7,7 @@ supported."""
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from esa_cli.documents.readers.plain_text import looks_binary
 from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import DocumentError, UsageError
@@ -140,8 +142,6 @@ def make_missing_document_error(path: str) -> DocumentError:
 
 
 def _suggest_path(missing_path: str) -> str:
-    import difflib
-
     if missing_path.startswith(("http://", "https://")):
         return "documents are files: fetch the page first, and name the file"
     folder, name = os.path.split(missing_path)
@@ -236,8 +236,6 @@ def _find_folder_files(folder: str, found_files: FoundFiles) -> Iterator[str]:
 
 def _explain_why_file_is_left_out(file_path: str) -> str:
     """Returns the reason why a file is left out, or an empty text if the file is to be read."""
-    from esa_cli.documents.readers.plain_text import looks_binary
-
     try:
         info = os.stat(file_path)
         if not stat.S_ISREG(info.st_mode):

@@ -11,7 +11,7 @@ from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
@@ -45,7 +45,7 @@ class TextAnswerer:
         self.session.empty_cache()
         self.session.use_preset(self.preset)
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
-        self._esa.search.get_passage_finder(self._esa.add_token_ranges([book]))
+        self._esa.search.get_passage_finder(add_token_ranges([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
         self.book, self.nbytes = book, 0 if book.index is None else book.index.nbytes

@@ -46,7 +46,7 @@ def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Ten
         halves[token // half].append(vocabulary.setdefault(word, len(vocabulary)))
     # Window w is halves w and w + 1; a text of one half is one window.
     texts = [first + second for first, second in pairwise(halves)] or halves
-    index = Bm25Index.from_word_numbers(texts, len(vocabulary))
+    index = Bm25Index(texts, len(vocabulary))
 
     def score_tokens(question: str) -> Tensor:
         """Returns for each token the question's highest BM25 score of a window with the token."""

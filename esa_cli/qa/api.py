@@ -1,12 +1,6 @@
 """The Python interface, which ingests documents once and answers any number of questions.
 
-Importing this module does not import torch, which the class `Esa` imports when it is used.
-
-    with Esa.load() as esa:
-        book = esa.ingest("book.pdf")
-        reply = esa.ask("Who is Ahab?", book)
-        print(reply.text, reply.evidence[0].page)
-"""
+Importing this module does not import torch, which the class `Esa` imports when it is used."""
 
 from __future__ import annotations
 
@@ -17,11 +11,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
+from esa_cli.documents.document import Document, read_document, read_documents
+from esa_cli.documents.outline import Section, find_sections
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.qa.answering.question_parts import join_replies, split_question
 from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.text import find_content_words
@@ -29,14 +26,10 @@ from esa_cli.system.text import find_content_words
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
-    from esa_cli.attention.method import Method
-    from esa_cli.documents.document import Document
-    from esa_cli.documents.outline import Section
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.ingestion.ingest import DocumentIngester, IngestEvents, Source
-    from esa_cli.qa.ingestion.library_texts import LibraryText
     from esa_cli.qa.opening import CheckedPreset, LoadingObserver
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
@@ -48,8 +41,6 @@ if TYPE_CHECKING:  # they import torch
 
 AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
 """One or several documents of a question; see `Esa.ask`."""
-COUNT = 8
-"""The number of passages that `find_passages` returns by default."""
 ALONE = 1.0
 """The log-odds by which an uncertain answer to a question alone is rated lower than one that uses
 the last turn; benchmarks/conversation.py."""
@@ -69,9 +60,8 @@ class Esa(AbstractContextManager["Esa"]):
         events: observes each ingest. planner: checks that documents fit into memory.
         reader: another model that writes the answers. session: an open session of the model.
 
-    Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
-    PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is
-    set, but the preset answers from the KV cache."""
+    Raises ModelError, PresetError: model, method, adapter or finder cannot be used. UsageError: a
+    reader is set, but the preset answers from the KV cache."""
 
     def __init__(
         self, loaded: models.LoadedModel, preset: Preset | ResolvedPreset, *,
@@ -90,22 +80,20 @@ class Esa(AbstractContextManager["Esa"]):
 
         resolved = resolve_preset(preset)
         check_reader_gets_passages(reader, resolved.preset)
-        self.preset, self._resolved = resolved.preset, resolved
+        self.preset, self.resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
+        self.name = models.parse_reference(self.preset.model).name  # of the model, for display
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, load_ranking(answer))
-        self.spans = None
-        if not answer.needs_kv_cache:
-            longest = getattr(model.config, "max_position_embeddings", None)
-            window = min(self.preset.context, longest or self.preset.context)
-            self.spans = SpanReader(loaded, self.preset, window)
+        self.spans = None if answer.needs_kv_cache else SpanReader(loaded, self.preset)
+        # Whether questions can be asked about a document that is not ingested yet.
+        self.answers_unread = not answer.needs_kv_cache
         self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
             KvCacheIngester(rows, *host) if encoder is None else TokenIndexIngester(encoder, *host)
         )
-        self._cached: list[Book] = []  # whose KV caches are the session's
         self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
         self._session = session
         if answer.needs_kv_cache:
@@ -138,13 +126,13 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
         from esa_cli.qa.presets.preset import load_preset, replace_finder
         from esa_cli.qa.reading.reader_choice import ReaderChoice
+        from esa_cli.storage.library import Library
 
         if isinstance(overrides, str):
             raise UsageError("overrides must be a list of texts", f"write [{overrides!r}]")
         given = [] if model is None else [f"model={json.dumps(model)}"]
-        choice, events = None, IngestProgressRelay(progress, must_store=keep is True)
-        if reader is not None:
-            choice = ReaderChoice.parse(reader, reader_model)
+        choice = None if reader is None else ReaderChoice.parse(reader, reader_model)
+        events = IngestProgressRelay(progress, must_store=keep is True)
         if reader is not None or finder is not None:
             given.append("answer.from=text")
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
@@ -154,8 +142,6 @@ class Esa(AbstractContextManager["Esa"]):
             chosen = choose_answer_source(chosen)
         checked = check_before_loading(chosen, place, method=method, document_tokens=length)
         if library is True:
-            from esa_cli.storage.library import Library
-
             library = Library()
             keep = checked.choose_storing(library, keep)
         return cls.from_checked_preset(
@@ -179,15 +165,9 @@ class Esa(AbstractContextManager["Esa"]):
 
     def close(self) -> None:
         """Restores the original model, and closes the reader's connections."""
-        if self._session is not None:
-            self._session.close()
-        if self.reader is not None:
-            self.reader.close()
-
-    @property
-    def method(self) -> Method:
-        """The attention method of the preset, built on first use. Raises PresetError."""
-        return self._resolved.method
+        for opened in (self._session, self.reader):
+            if opened is not None:
+                opened.close()
 
     @property
     def session(self) -> Session:
@@ -196,15 +176,8 @@ class Esa(AbstractContextManager["Esa"]):
             from esa_cli.qa.answering.session import Session
 
             loaded = self.loaded
-            self._session = Session(loaded.model, self.tokenizer, self._resolved, loaded.cache)
+            self._session = Session(loaded.model, self.tokenizer, self.resolved, loaded.cache)
         return self._session
-
-    @cached_property
-    def model_digest(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `digest_model`."""
-        from esa_cli.qa.presets.cache_key import digest_model
-
-        return digest_model(self.loaded.text_model, self.tokenizer)
 
     def run_without_method(self) -> AbstractContextManager[None]:
         """A `with` context in which the model computes its own attention without ESA's method."""
@@ -215,26 +188,13 @@ class Esa(AbstractContextManager["Esa"]):
         """The number of document tokens in the session's KV cache; 0 if answers come from text."""
         return 0 if self._session is None else self._session.document_tokens
 
-    @property
-    def name(self) -> str:
-        """The name of the preset's model, for display."""
-        return models.parse_reference(self.preset.model).name
-
-    @property
-    def answers_unread(self) -> bool:
-        """Whether questions can be asked about a document that is not ingested yet."""
-        return not self.preset.answer.needs_kv_cache
-
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
         """Counts the tokens of a question and of earlier turns. Raises UsageError, LengthError."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens = self.spans.count_question_tokens(question)
-        texts = [text for turn in history for text in turn]
-        if texts:
-            ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            tokens += sum(map(len, ids))
-        return tokens
+        encode = partial(self.tokenizer, add_special_tokens=False, verbose=False)
+        return tokens + sum(len(encode(text)["input_ids"]) for turn in history for text in turn)
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A `with` context in which `on_step` is called before each layer of the model. An
@@ -244,8 +204,7 @@ class Esa(AbstractContextManager["Esa"]):
         return call_before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
-        """Opens a document that the library has stored with this model, or returns None. Raises
-        LibraryError: the stored document is damaged."""
+        """Opens a document if the library has it of this model, else None. Raises LibraryError."""
         return self.documents.open_document_if_stored(document)
 
     def stored(self, entry: LibraryEntry) -> Book:
@@ -256,7 +215,6 @@ class Esa(AbstractContextManager["Esa"]):
     def open(self, source: Source) -> Book:
         """Opens a stored document. A document that is not stored is ingested if the preset answers
         from the KV cache; else only its words are searched. Raises the errors of `ingest`."""
-        self._cached = []
         return self.documents.open_for_questions(source)
 
     def ingest(
@@ -272,7 +230,6 @@ class Esa(AbstractContextManager["Esa"]):
 
         Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
-        self._cached = []
         return self.documents.ingest(source, progress, keep)
 
     def ask(
@@ -300,41 +257,40 @@ class Esa(AbstractContextManager["Esa"]):
 
         Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
-        from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.answering.passage_choice import is_quoted
-        from esa_cli.qa.answering.question_parts import split_question
+        from esa_cli.qa.answering.sentence_check import check_answer_sentences
+        from esa_cli.qa.attention_evidence import answer_from_kv_cache
         from esa_cli.qa.evidence import compute_passage_weights
-        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
 
-        _check_history_and_evidence(history, evidence)
+        if not all(isinstance(turn, Turn) for turn in history):
+            hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
+            raise UsageError("history must be a list of Turn", hint)
+        if not isinstance(evidence, int) or evidence < 0:
+            wrong = f"evidence must be a number of passages, got {evidence!r}"
+            raise UsageError(wrong, "for example: evidence=5")
         started, first = time.perf_counter(), list[float]()
-        asked_before = [turn.question for turn in history[-1:]]
-        books = self._open_books(question, books, asked_before)
-        if self.spans is not None and self.reader is None:
-            parts = split_question(question)
-            if len(parts) > 1:
-                options = {"evidence": evidence, "thorough": thorough, "progress": progress}
-                return self._ask_parts(parts, books, history, on_text, options)
-        placed = self.add_token_ranges(books)
-        if len(books) > 1:
-            config = self.loaded.text_model.config
-            check_can_join_documents(self._resolved, config.model_type, has_recurrence(config))
+        books = self._open_books(question, books, [turn.question for turn in history[-1:]])
         if self.spans is None:  # the paper: selected rows of every layer
             if thorough:
                 hint = "use the setting answer.from=text"
                 raise UsageError("answer.from must be text for thorough answers", hint)
-            from esa_cli.qa.attention_evidence import answer_from_kv_cache
-
-            self._open_kv_caches(books)
+            prefilled = [book.prefilled for book in books if book.prefilled]
+            if len(prefilled) < len(books):
+                raise UsageError("a document has not been ingested", "ingest the document first")
+            self.session.open(prefilled)
             reply, weights = answer_from_kv_cache(
-                self.session, question, placed, evidence,
+                self.session, question, books, evidence,
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-            self._last = placed, weights
+            self._last = books, weights
             return reply
+        parts = [] if self.reader is not None else split_question(question)
+        if len(parts) > 1:
+            options = {"evidence": evidence, "thorough": thorough, "progress": progress}
+            return self._ask_parts(parts, books, history, on_text, options)
 
         def forward_text_piece(text_piece: str) -> None:
             first.append(time.perf_counter())
@@ -342,31 +298,32 @@ class Esa(AbstractContextManager["Esa"]):
                 on_text(text_piece)
 
         limits = choose_sampling_options(self.preset.generation, max_new_tokens, temperature, top_p)
-        sampling = SamplingParams(*limits, seed)
+        sampling = SamplingParams(max_new_tokens, *limits[1:], seed)
         asked = self.spans.count_question_tokens(question)
-        free = replace(sampling, max_new_tokens=max_new_tokens)
-        about = self._answer_about_section(question, placed, free, forward_text_piece, progress)
+        about = self._answer_about_section(question, books, sampling, forward_text_piece, progress)
         if about is not None:
-            reply = about
+            reply, shown, questions = about, about.evidence, [question]
         else:
             count = max(self.preset.answer.passages, THOROUGH * thorough)
-            passages = self._rank_passages_for_question(question, placed, history, count, progress)
-            reader: Reader = self.spans
-            if self.reader is not None and passages:
-                reader, sampling = self.reader, free
+            passages = self._rank_passages_for_question(question, books, history, count, progress)
+            reader: Reader = self.reader if self.reader and passages else self.spans
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
-                if reader is self.reader:
-                    questions = [*(turn.question for turn in history), question]
-                    shown = passages[:MAX_PASSAGES]
-                    reply = self._check_sentences(reply, questions, shown, placed)
             reply = replace(reply, evidence=tuple(passages), answered_from="text")
-        passages, weights = compute_passage_weights(reply.evidence, placed)
+            shown = reply.evidence[:MAX_PASSAGES]
+            questions = [*(turn.question for turn in history), question]
+        if self.reader is not None and reply.certainty is None:  # the other model wrote the answer
+            score = partial(self.search.score_passages, passages=shown, books=books)
+            lowercase = self._is_usually_lowercase
+            with self.run_without_method():
+                sentences = check_answer_sentences(reply.text, questions, shown, lowercase, score)
+            reply = replace(reply, sentences=sentences)
+        passages, weights = compute_passage_weights(reply.evidence, books)
         if (quoted := reply.quotation) is not None:
-            by_name = {book.document.name: book.document for book in placed}
+            by_name = {book.document.name: book.document for book in books}
             place = by_name[quoted.document].place(quoted.start)._asdict()
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
-        self._last = placed, weights
+        self._last = books, weights
         reply = replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
@@ -375,18 +332,16 @@ class Esa(AbstractContextManager["Esa"]):
         )  # fmt: skip
         if about is not None and not about.found:  # it says which chapter is missing
             return reply
-        return self._add_doubts(reply, question, placed)
+        return self._add_doubts(reply, question, books)
 
     def _add_doubts(self, reply: Reply, question: str, books: Sequence[Book]) -> Reply:
         """Returns a reply with the missing words and names of a question that has no certain
         answer, and with the foreign languages of the documents that are quoted or shown."""
         finder = self.search.get_passage_finder(books)
-        is_request = reply.text == NEEDS_READER
-        missing, names = list[str](), list[str]()
-        if not is_request and reply.certainty != "answer":
-            missing = finder.index.list_missing_words(question)
-        if not is_request and reply.certainty == "nothing":
-            names = finder.list_names(question, self._is_usually_lowercase)
+        certainty = "answer" if reply.text == NEEDS_READER else reply.certainty
+        missing = [] if certainty == "answer" else finder.index.list_missing_words(question)
+        lowercase = self._is_usually_lowercase
+        names = finder.list_names(question, lowercase) if certainty == "nothing" else []
         cited = {one.document for one in reply.quotations or reply.evidence}
         return replace(
             reply, missing_words=tuple(missing), names=tuple(names),
@@ -398,10 +353,7 @@ class Esa(AbstractContextManager["Esa"]):
         on_text: Callable[[str], None] | None, options: dict[str, Any],
     ) -> Reply:  # fmt: skip
         """Asks the parts of a question, each after the one before, and joins their answers."""
-        from esa_cli.qa.answering.question_parts import join_replies
-
-        replies, turns = list[Reply](), [*history]
-        weights: list[Tensor] = []
+        replies, turns, weights = list[Reply](), [*history], list[Any]()
         for part in parts:
             replies.append(self.ask(part, books, history=turns, **options))
             turns.append(Turn(part, part))  # what answers it is no part of the next question
@@ -429,40 +381,16 @@ class Esa(AbstractContextManager["Esa"]):
                 return None
             on_text(text)
             return Reply(text, found=False, certainty="nothing", answered_from="text")
-        book, library, folder = books[asked.document], self.documents.library, None
+        book = books[asked.document]
+        library = self.documents.library if self.documents.keep else None
         with self.run_without_method():
             if self.reader is None:
                 return sections.quote_section(self.search, book, asked)
-            if self.documents.keep and library is not None and library.exists:
-                folder = library.root / "summaries"
-            reply = sections.summarise_section(
+            folder = library.root / "summaries" if library and library.exists else None
+            return sections.summarise_section(
                 self.reader, question, book.document, asked.section, sampling, on_text,
                 folder=folder, progress=progress,
             )  # fmt: skip
-            return self._check_sentences(reply, [question], reply.evidence, books)
-
-    def _check_sentences(
-        self, reply: Reply, questions: Sequence[str], passages: Sequence[Passage],
-        books: Sequence[Book],
-    ) -> Reply:  # fmt: skip
-        """Checks the sentences of an answer that the other model wrote from these passages."""
-        from esa_cli.qa.answering.sentence_check import check_answer_sentences
-
-        score = partial(self.search.score_passages, passages=passages, books=books)
-        lowercase = self._is_usually_lowercase
-        checked = check_answer_sentences(reply.text, questions, passages, lowercase, score)
-        return replace(reply, sentences=checked)
-
-    def _open_kv_caches(self, books: Sequence[Book]) -> None:
-        """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""
-        if list(map(id, self._cached)) == list(map(id, books)):
-            return
-        self._cached = []
-        prefilled = [book.prefilled for book in books if book.prefilled]
-        if len(prefilled) < len(books):
-            raise UsageError("a document has not been ingested", "ingest the document first")
-        self.session.open(prefilled)
-        self._cached = list(books)
 
     def _rank_passages_for_question(
         self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
@@ -477,18 +405,26 @@ class Esa(AbstractContextManager["Esa"]):
         from esa_cli.qa.answering.reply import find_last_answered_turn, repeats_answer
 
         assert self.spans is not None
+        spans, finder = self.spans, self.search.get_passage_finder(books)
+
+        def find_and_read(searched: str, asked: str) -> list[Passage]:
+            with self.run_without_method():
+                found = self.search.find_passages_to_read(searched, books, count)
+                unmentioned = finder.rate_unmentioned_names(asked, self._is_usually_lowercase)
+                named = finder.find_named_documents(searched)
+                return spans.rank_passages(asked, found, unmentioned, progress, named)
+
         passages, last = list[Passage](), find_last_answered_turn(history)
-        languages = self.search.get_passage_finder(books).index.languages
-        if last is None or all(find_content_words(question, one) for one in languages):
-            passages = self._find_and_read_passages(question, question, books, count, progress)
+        if last is None or all(find_content_words(question, one) for one in finder.index.languages):
+            passages = find_and_read(question, question)
             best = passages[0].probability if passages else None
-            is_certain = self.spans.combination.get_certainty(best or 0.0) == "answer"
+            is_certain = spans.combination.get_certainty(best or 0.0) == "answer"
             if is_certain or last is None:
                 return passages
         turn, both = f"{last.question} {last.answer} {question}", f"{last.question} {question}"
         by_place = {(one.document, one.start): (one.score - ALONE, one) for one in passages}
         for searched, asked in ((turn, question), (both, both)):
-            for one in self._find_and_read_passages(searched, asked, books, count, progress):
+            for one in find_and_read(searched, asked):
                 start, end = one.quote or (one.start, one.start)
                 quoted = one.text[start - one.start : end - one.start]
                 if asked == question or not repeats_answer(quoted, last.answer):
@@ -496,28 +432,16 @@ class Esa(AbstractContextManager["Esa"]):
                     by_place[place] = max(by_place.get(place, other), other, key=lambda one: one[0])
         return [one for _, one in sorted(by_place.values(), key=lambda one: -one[0])]
 
-    def _find_and_read_passages(
-        self, searched: str, question: str, books: Sequence[Book], count: int,
-        progress: Progress | None,
-    ) -> list[Passage]:  # fmt: skip
-        assert self.spans is not None
-        with self.run_without_method():
-            finder = self.search.get_passage_finder(books)
-            found = self.search.find_passages_to_read(searched, books, count)
-            unmentioned = finder.rate_unmentioned_names(question, self._is_usually_lowercase)
-            named = finder.find_named_documents(searched)
-            return self.spans.rank_passages(question, found, unmentioned, progress, named)
-
     def find_passages(
-        self, question: str, books: AskedDocuments = (), count: int | None = COUNT,
+        self, question: str, books: AskedDocuments = (), count: int | None = 8,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Finds the best passages for a question in documents, which are given as to `ask`; see
         `PassageSearch.search_passages`. Raises UsageError: a document or the question is wrong."""
-        placed = self.add_token_ranges(self._open_books(question, books))
+        books = self._open_books(question, books)
         self.question_tokens(question)  # raises
         with self.run_without_method():
-            return self.search.search_passages(question, placed, count, minimum)
+            return self.search.search_passages(question, books, count, minimum)
 
     def collect(
         self, question: str, books: AskedDocuments = (), *, minimum: float | None = None,
@@ -539,31 +463,25 @@ class Esa(AbstractContextManager["Esa"]):
         if self.spans is None:
             hint = "use the setting answer.from=text"
             raise UsageError("answer.from must be text to collect places", hint)
-        placed = self.add_token_ranges(self._open_books(question, books))
+        books = self._open_books(question, books)
         self.spans.count_question_tokens(question)
         with self.run_without_method():
             limits = minimum, every
-            chosen = collecting.choose_passages_to_read(self.search, question, placed, *limits)
-        if (reader := self.reader) is None:
-            batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
-            find_spans = collecting.make_log_odds_span_finder
-            decide = find_spans(self.spans.passages, question, least, repeat)
+            chosen = collecting.choose_passages_to_read(self.search, question, books, *limits)
+        batch, settings = collecting.BATCH, self.preset.generation
+        if self.reader is None:
+            whole, spans = chosen.total <= collecting.WHOLE, self.spans.passages
+            decide = collecting.make_log_odds_span_finder(spans, question, least, whole)
         else:
-            settings, batch = self.preset.generation, 1
-            sampling = SamplingParams(None, settings.temperature, settings.top_p)
-            decide = collecting.make_reply_span_finder(
-                lambda passage: reader.answer(question, [passage], (), sampling)
-            )
+            batch, sampling = 1, SamplingParams(None, settings.temperature, settings.top_p)
+            decide = collecting.make_reply_span_finder(self.reader, question, sampling)
         return collecting.Collection(
-            chosen, placed, decide, batch=batch, alone=self.run_without_method, progress=progress,
+            chosen, books, decide, batch=batch, alone=self.run_without_method, progress=progress,
             after=after,
         )  # fmt: skip
 
     def outline(self, source: Book | Document | str | os.PathLike[str]) -> list[Section]:
         """Lists the chapters and sections of a document. Raises DocumentError: it has no text."""
-        from esa_cli.documents.document import Document, read_document
-        from esa_cli.documents.outline import find_sections
-
         if isinstance(source, str | os.PathLike):
             source = read_document(os.fspath(source))
         return list(find_sections(source if isinstance(source, Document) else source.document))
@@ -588,9 +506,8 @@ class Esa(AbstractContextManager["Esa"]):
     def _open_books(
         self, question: str, documents: AskedDocuments, earlier_questions: Sequence[str] = ()
     ) -> list[Book]:
-        """Returns documents as books without duplicate texts; see `ask`."""
-        from esa_cli.documents.document import read_documents
-        from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_books
+        """Returns books without duplicate texts, with their ranges among all tokens; see `ask`."""
+        from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_books
 
         is_path = isinstance(documents, str | os.PathLike)  # else a server would tell what exists
         if not isinstance(question, str) or (is_path and os.path.exists(question)):
@@ -609,7 +526,7 @@ class Esa(AbstractContextManager["Esa"]):
         if not books:
             hint = "give a document, or add documents to the library with `esa ingest`"
             raise UsageError("there is no document for the question", hint)
-        return drop_duplicate_books(books)
+        return add_token_ranges(drop_duplicate_books(books))
 
     def _open_library_documents(self, question: str) -> list[Book]:
         """Opens the library's documents that fit a question best, at most `answer.documents`, or
@@ -621,34 +538,15 @@ class Esa(AbstractContextManager["Esa"]):
         for text in [] if library is None else rank_texts_for_question(library, question):
             if len(books) == answer.documents and not answer.needs_kv_cache:
                 break
-            books += self._open_library_text(text)
+            open_sources = [partial(self.stored, entry) for entry in text.entries]
+            if text.path and self.answers_unread:  # if no entry has a usable index
+                open_sources.append(partial(self.open, text.path))
+            for open_source in open_sources:
+                try:
+                    books.append(open_source())
+                    break
+                except UsageError:  # another model or method stored it
+                    continue
+                except DocumentError as error:
+                    warnings.warn(f"left out: {error.message}", stacklevel=4)
         return books
-
-    def _open_library_text(self, text: LibraryText) -> list[Book]:
-        """Opens a text of the library, or if no entry has a usable index its file, by words."""
-        open_sources = [partial(self.stored, entry) for entry in text.entries]
-        if text.path and self.answers_unread:
-            open_sources.append(partial(self.open, text.path))
-        for open_source in open_sources:
-            try:
-                return [open_source()]
-            except UsageError:  # another model or method stored it
-                continue
-            except DocumentError as error:
-                warnings.warn(f"left out: {error.message}", stacklevel=4)
-        return []
-
-    def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents with the range of each one's tokens among all tokens."""
-        from esa_cli.qa.finding.passage_finder import add_token_ranges
-
-        return add_token_ranges(books)
-
-
-def _check_history_and_evidence(history: Sequence[Turn], evidence: int) -> None:
-    if not all(isinstance(turn, Turn) for turn in history):
-        hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
-        raise UsageError("history must be a list of Turn", hint)
-    if not isinstance(evidence, int) or evidence < 0:
-        wrong = f"evidence must be a number of passages, got {evidence!r}"
-        raise UsageError(wrong, "for example: evidence=5")

@@ -6,6 +6,7 @@ Only a Weight", 2020), maximised over heads and over the tokens of the question 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,10 +17,11 @@ from torch import Tensor
 from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.document import LONGEST, SentenceSplitter
+from esa_cli.documents.document import LONGEST
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.finding.words import find_sentence_spans
 
 if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
@@ -237,13 +239,14 @@ def find_attended_passages(
 
 def _sum_sentence_weights(book: Book, token_weights: Tensor) -> dict[tuple[int, int], float]:
     text, weights = book.document.text, token_weights[book.rows.start : book.rows.stop]
-    sentences, out = SentenceSplitter(text), dict[tuple[int, int], float]()
+    sentences, out = find_sentence_spans(text), dict[tuple[int, int], float]()
+    starts = [start for start, _ in sentences]
     at = torch.nonzero(weights > 0)[:, 0]
     for (start, end), weight in zip(book.spans[at].tolist(), weights[at].tolist(), strict=True):
         # A token may begin with the space before its word, which belongs to the sentence before.
         while start < end - 1 and text[start].isspace():
             start += 1
-        span = sentences.find_sentence_around(start)
-        if span[0] < span[1]:
+        if sentences:
+            span = sentences[max(0, bisect_right(starts, start) - 1)]
             out[span] = out.get(span, 0.0) + weight
     return out

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from esa_cli.qa.answering.reply import Reply, says_nothing_found
+from esa_cli.qa.answering.reply import says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import find_sentence_spans
+from esa_cli.qa.reading.reader import Reader, SamplingParams
 from esa_cli.qa.reading.span import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
@@ -134,11 +135,13 @@ def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list
     return [at for at in find_sentence_spans(passage_text) if at[0] < end and start < at[1]]
 
 
-def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
+def make_reply_span_finder(
+    reader: Reader, question: str, sampling: SamplingParams
+) -> AnswerSpanFinder:
     """Returns a function that finds the words of another model's answer in its passage."""
 
     def find_reply_span(passage: Passage) -> list[AnswerSpan]:
-        answer = collapse_spaces(write_reply(passage).text)
+        answer = collapse_spaces(reader.answer(question, [passage], (), sampling).text)
         if not answer or says_nothing_found(answer):
             return []
         start, end = find_quoted_words(answer, passage.text)

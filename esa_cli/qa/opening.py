@@ -63,15 +63,12 @@ SILENT = _SilentObserver()
 
 @dataclass(frozen=True)
 class ModelPlacement:
-    """The device, number type and KV cache placement of a model.
+    """The device, number type and KV cache placement of a model."""
 
-    Args:
-        device, dtype: of torch. cache: of `storage.CACHES`. packing: of `QUANTIZATIONS`, or ""."""
-
-    device: str
-    dtype: Any
-    cache: str = "auto"
-    packing: str = ""
+    device: str  # of torch
+    dtype: Any  # of torch
+    cache: str = "auto"  # of `storage.CACHES`
+    packing: str = ""  # of `QUANTIZATIONS`, or ""
 
     @classmethod
     def choose_device_and_dtype(
@@ -90,18 +87,14 @@ class ModelPlacement:
 
 @dataclass(frozen=True)
 class ModelBeforeLoading:
-    """A model whose config.json and tokenizer are known, before its weights are loaded.
-
-    Args:
-        available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
-            must be able to run in the model; else the model only reads passages."""
+    """A model whose config.json and tokenizer are known, before its weights are loaded."""
 
     ref: str
     folder: Path
     config: dict[str, Any]
     place: ModelPlacement
-    available: int
-    attaches: bool = True
+    available: int  # bytes of free memory before anything was loaded
+    attaches: bool = True  # whether ESA's methods must be able to run in it; else it only reads
 
     @property
     def quantization_description(self) -> str:
@@ -267,18 +260,13 @@ def choose_answer_source(
 
 @dataclass(frozen=True)
 class CheckedPreset:
-    """A preset that was checked with the files of its model, which can be loaded now.
-
-    Args:
-        index: the sizes of the token index, or None if no token index is computed.
-        texts: the documents, if the method is made for their length.
-        prefills: whether documents may be prefilled, for answers or to be stored."""
+    """A preset that was checked with the files of its model, which can be loaded now."""
 
     resolved: ResolvedPreset
     model: ModelBeforeLoading
-    index: FinderSizes | None = None
-    texts: Sequence[TokenisedDocument] = ()
-    prefills: bool = False
+    index: FinderSizes | None = None  # of the token index, if one is computed
+    texts: Sequence[TokenisedDocument] = ()  # the documents, if the method is made for their length
+    prefills: bool = False  # whether documents may be prefilled, for answers or to be stored
 
     @cached_property
     def ingest_planner(self) -> IngestPlanner:
@@ -343,7 +331,6 @@ def check_before_loading(
     observer.show_stage("import", 0, None)
     from esa_cli.qa.finding.finder import TokenisedDocument
     from esa_cli.qa.finding.finder_choice import read_finder_sizes
-    from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
     from esa_cli.qa.presets import resolved_preset
 
     model, texts = None, list[Any]()
@@ -371,7 +358,7 @@ def check_before_loading(
         resolved_preset.check_kernel_runs(resolved.method, model.config, device, dtype)
     stores_rows = keep or (placement.cache == "disk" and not answer.finds_by_bm25_only)
     stores_rows = index is None and stores_rows
-    if stores_rows and (why := explain_why_not_storable(resolved.method)):
+    if stores_rows and (why := resolved_preset.explain_why_not_storable(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
     ready = CheckedPreset(resolved, model, index, texts, runs)

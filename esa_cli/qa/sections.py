@@ -66,8 +66,7 @@ _WHOLE = re.compile(
 _LINES = re.compile(
     r"^ *([-*+|>]|#+ |\d+[.)]|[A-Za-z][\w-]*: (?=.*\n(\n|[\w-]+: ))) *\S", re.MULTILINE
 )
-"""Matches a line of a list, a table or a quoted mail, a heading, or a field such as `To: Bob`,
-which keep their lines."""
+"""Matches lines that stay lines: of lists, tables, quoted mails, headings, and as `To: Bob`."""
 _BULLET = re.compile(r"^(?:[-*+]|\d{1,3}[.)]) +")
 """Matches what the first sentence of an item of a list begins with."""
 _LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
@@ -89,21 +88,16 @@ TOGETHER = "{question}\n(The passages are summaries of the parts of {section}, i
 
 
 class AskedSection(NamedTuple):
-    """The section that a question asks for, in document number `document`.
-
-    Args:
-        says: whether its words are asked for ("What does section 3 say?"), not a summary.
-        others: the number of other sections that the question may mean."""
+    """The section that a question asks for, in document number `document`."""
 
     document: int
     section: Section
-    says: bool = False
-    others: int = 0
+    says: bool = False  # whether its words are asked for ("What does section 3 say?")
+    others: int = 0  # the number of other sections that the question may mean
 
 
 def find_asked_section(question: str, documents: Sequence[Document]) -> AskedSection | None:
-    """Returns the section whose contents a question asks for, by its number or title, or the whole
-    of a single document; None for other questions."""
+    """Returns the section, or whole single document, whose contents a question asks for."""
     request = _REQUEST.match(fold(question))
     if request is None and not _CHINESE_REQUEST.search(question):
         return None

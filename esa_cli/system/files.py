@@ -116,8 +116,7 @@ def write_text_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_file_for_writing(path: Path) -> Iterator[None]:
-    """A context that locks `path` for this process, with the lock file `path`.lock. Raises
-    UsageError: another process locked the file."""
+    """A context that locks `path` by the file `path`.lock. Raises UsageError: another has it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)

@@ -221,8 +221,7 @@ def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _write_row(file: FileIO, row: Row) -> None:
-    text = json.dumps(row, ensure_ascii=False) + "\n"
-    left = text.encode("utf-8", "backslashreplace")
+    left = f"{json.dumps(row, ensure_ascii=False)}\n".encode("utf-8", "backslashreplace")
     while left:
         left = left[file.write(left) :]
 

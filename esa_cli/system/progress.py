@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -36,21 +35,6 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
             callback(done, total)
 
     return call_all_callbacks
-
-
-def make_wait_callback(
-    on_first_call: Callable[[], None], progress: Progress | None = None, token_count: int = 0
-) -> Callable[[], None]:
-    """Returns a callback for repeated calls while another process ingests a document. The first
-    call runs `on_first_call`; each calls `progress` with 0 of `token_count` tokens."""
-    report_once = cache(on_first_call)
-
-    def report_wait() -> None:
-        report_once()
-        if progress:
-            progress(0, token_count)
-
-    return report_wait
 
 
 @dataclass(frozen=True)

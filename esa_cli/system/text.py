@@ -17,7 +17,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,8 +224,7 @@ def _find_words_in_letter_run(run: str, language: str) -> Iterator[tuple[int, in
 def _find_words_between_spaces(
     letter_run: str, start: int, end: int, language: str
 ) -> Iterator[tuple[int, int, str]]:
-    """Yields (first character, end, stem) of the content words in `letter_run[start:end]`, a part
-    whose script has spaces between words."""
+    """Yields as `_find_words_in_letter_run` the words of a part in a script with spaces."""
     for word in _WORD.finditer(letter_run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
@@ -252,8 +251,7 @@ def _list_stems_of_word(word: str, language: str) -> Iterable[str]:
 
 
 def detect_language(text: str) -> str:
-    """Returns the language to which most of a text's frequent words belong, or English if the words
-    do not clearly belong to another language."""
+    """Returns the language of most of a text's frequent words, or English if that is unclear."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
     words, votes = len(_split_into_words(sample)), count_function_words(sample)
@@ -323,25 +321,25 @@ def compute_digest_of_word_rules() -> str:
 
 
 class Bm25Index:
-    """An index that computes BM25 scores of texts for questions; words are given as numbers, and
-    the scores of every word are computed when the index is made.
+    """An index that computes BM25 scores of texts for questions. The words of each text are
+    `numbers` below `vocabulary`; the scores of every word are computed when the index is made.
 
     For a question with the words w, a text d, one of n texts, has the score(d) = sum over w of
     idf(w) * tf(w, d) / (tf(w, d) + k1 * (1 - b + b * |d| / mean |d|)), where tf(w, d) counts w in
     d, |d| is the number of words of d, idf(w) = ln(1 + (n - df(w) + 1/2) / (df(w) + 1/2)), and
     df(w) is the number of texts with w. A word that the question repeats counts repeatedly, and the
-    scores equal those of the library bm25s bit for bit.
+    scores equal those of the library bm25s bit for bit."""
 
-    Args:
-        ids: (n,) the word numbers of all texts, one text after the other, below `vocabulary`.
-        sizes: (texts,) the number of words of each text."""
-
-    def __init__(self, ids: Any, sizes: Any, vocabulary: int) -> None:
+    def __init__(self, numbers: Sequence[Sequence[int]], vocabulary: int) -> None:
         import numpy
 
+        ids = numpy.concatenate([numpy.empty(0, dtype=numpy.int64), *numbers])
+        sizes = numpy.array([len(text) for text in numbers], dtype=numpy.int64)
         self._count = texts = len(sizes)
         # One number for each word of each text; sorted, it is by words and then by texts.
-        pairs = ids.astype(numpy.int64) * texts + numpy.repeat(numpy.arange(texts), sizes)
+        pairs = ids.astype(numpy.int64, copy=False) * texts + numpy.repeat(
+            numpy.arange(texts), sizes
+        )
         pairs.sort()
         first = numpy.flatnonzero(numpy.diff(pairs, prepend=-1))
         word_counts = numpy.diff(first, append=len(pairs))
@@ -356,14 +354,6 @@ class Bm25Index:
         idf = numpy.array(weights, dtype=numpy.float32)[at][words]
         scores = idf * (word_counts / (length[self._texts] + word_counts))
         self._scores = scores.astype(numpy.float32)
-
-    @classmethod
-    def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocab_size: int) -> Bm25Index:
-        """Builds the index of texts, each given as a list of word numbers below `vocab_size`."""
-        import numpy
-
-        ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
-        return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocab_size)
 
     def compute_scores(
         self, question_words: Iterable[int], weights: Iterable[float] = repeat(1.0)

@@ -19,8 +19,13 @@ from properties import seeds
 
 from esa_cli.apps.cli.commands.chat_command import format_chat_as_markdown
 from esa_cli.documents import sources
-from esa_cli.documents.document import Document, find_files, gather_documents, read_document
-from esa_cli.documents.sources import MAX_IGNORE_BYTES, GitignoreRules, find_readable_files
+from esa_cli.documents.document import Document, gather_documents, read_document
+from esa_cli.documents.sources import (
+    MAX_IGNORE_BYTES,
+    GitignoreRules,
+    find_files,
+    find_readable_files,
+)
 from esa_cli.errors import DocumentError
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import make_evidence_page

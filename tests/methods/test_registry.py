@@ -21,10 +21,9 @@ from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import find_kind_without_source_file, hash_setting_files, register
-from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import AS_IS, resolve_preset
+from esa_cli.qa.presets.resolved_preset import AS_IS, explain_why_not_storable, resolve_preset
 
 Write = Callable[[str], Path]
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_reader import save_tiny_reader
 
 from esa_cli import models
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.question_parts import join_replies
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn

@@ -15,8 +15,9 @@ from esa_cli.errors import DiskError, DocumentError, HistoryError, ResourceError
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.passage_finder import add_token_ranges
 from esa_cli.qa.ingestion.ingest import IngestEvents
-from esa_cli.qa.ingestion.library_texts import FileIndexer
+from esa_cli.qa.ingestion.library_texts import index_files
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import LibraryPaths
@@ -32,7 +33,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
     monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.presets.resolved_preset.SEGMENT", 128)
 
 
 def files(folder: Path) -> list[str]:
@@ -237,7 +238,7 @@ def test_two_versions_of_one_file_are_told_apart(
         books = [one.ingest(str(path))]
         path.write_text("Now the gate opens at ten. " + TEXT, "utf-8")
         books.append(one.ingest(str(path)))
-        names = [each.document.name for each in one.add_token_ranges(books)]
+        names = [each.document.name for each in add_token_ranges(books)]
         found = {passage.document for passage in one.ask(QUESTION, books, evidence=20).evidence}
     assert names == [f"{path} ({book.entry.id})" for book in books if book.entry]
     assert found == set(names)
@@ -310,7 +311,7 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
     with esa(loaded, library) as one:
         book = one.ingest(path)
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
-        rows = one.add_token_ranges([book])[0].rows
+        rows = add_token_ranges([book])[0].rows
     assert len(rows) == len(book.spans)
 
 
@@ -321,7 +322,7 @@ def test_without_a_document_the_best_of_the_library_are_asked(
     with esa(loaded, library, "answer.from=text", "answer.documents=1") as one:
         one.ingest(gate)
         with library.open_catalogue() as catalogue:  # its words alone, as after ingest --words
-            FileIndexer(catalogue, str(tmp_path)).index_files([boat])
+            index_files(catalogue, [boat], folder=str(tmp_path))
         for name, path in {"gate": gate, "boat": boat}.items():
             question = f"Where is the {name}?"
             want = one.ask(question, path)

@@ -19,7 +19,8 @@ from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositi
 from esa_cli.attention.selection import TopKSelector
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.methods.consensus import LayerConsensusSelector
 from esa_cli.methods.full_attention import ReRopePositions
 from esa_cli.methods.per_head import LokiSelector

@@ -6,13 +6,15 @@ import itertools
 import random
 import re
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from finder_asker import asker as asker
 
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.api import Esa
@@ -249,7 +251,9 @@ def test_the_place_of_words(answer: str, words: str) -> None:
 def test_the_shorter_place_of_words_is_the_surer() -> None:
     said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = make_reply_span_finder(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
+    reader: Any = SimpleNamespace(answer=lambda *_: Reply(next(said)))
+    find_spans = make_reply_span_finder(reader, QUESTION, SamplingParams())
+    spans = find_spans([passage] * 4, [0.0] * 4)
     [first], [second] = spans[1], spans[3]
     assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")

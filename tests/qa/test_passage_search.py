@@ -9,7 +9,8 @@ import pytest
 import torch
 from finder_asker import asker as asker
 
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import (
@@ -49,7 +50,7 @@ def test_a_passage_has_its_place() -> None:
     assert best.start < len(FILLER), "the passage begins in the chapter before"
     assert (best.page, best.chapter, best.line) == (2, "Gates", 3)
     read = PassageSearch().find_passages_to_read(QUESTION, placed, 1)[0]
-    by_words = find_passages_with_words("Ahab opens the gate", placed).passages[0]
+    by_words = find_passages_with_words("Ahab opens the gate", placed)[0][0]
     assert [(one.page, one.chapter) for one in (read, by_words)] == [(2, "Gates")] * 2
 
 

@@ -132,7 +132,7 @@ def path(tmp_path: Path) -> Path:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 tokens, in two pieces each."""
     monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.presets.resolved_preset.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fake_asker import FakeAsker
 
-from esa_cli.documents.document import SentenceSplitter
 from esa_cli.qa.answering.reply import NOT_TOLD, HeatMap, Quotation, Reply, ShadedSpan, Turn
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.words import find_sentence_spans
 
 
 class QuotingAsker(FakeAsker):
@@ -62,12 +62,8 @@ class QuotingAsker(FakeAsker):
 
 
 def _sentences(document: Any, words: set[str]) -> list[Passage]:
-    out, at, sentences = [], 0, SentenceSplitter(document.text)
-    while at < len(document.text):
-        start, end = sentences.find_sentence_around(at)
-        text = document.text[start:end]
-        same = words & set(re.findall(r"\w{3,}", text.lower()))
-        if text:
-            out.append(Passage.cut_from(document, start, end, weight=float(len(same))))
-        at = max(end, at + 1)
+    out = []
+    for start, end in find_sentence_spans(document.text):
+        same = words & set(re.findall(r"\w{3,}", document.text[start:end].lower()))
+        out.append(Passage.cut_from(document, start, end, weight=float(len(same))))
     return out

@@ -120,15 +120,15 @@ def test_english_words_in_ascii_are_those_of_snowball(text: str) -> None:
 
 @pytest.mark.parametrize("words", [3, 40, 5000])
 def test_bm25_is_that_of_bm25s_bit_for_bit(words: int) -> None:
-    assert Bm25Index.from_word_numbers([], 0).compute_scores([]).shape == (0,)
-    assert Bm25Index.from_word_numbers([[0], []], 1).compute_scores([]).tolist() == [0, 0]
+    assert Bm25Index([], 0).compute_scores([]).shape == (0,)
+    assert Bm25Index([[0], []], 1).compute_scores([]).tolist() == [0, 0]
     torch.manual_seed(words)
     sizes = torch.randint(0, 90, (200,)).tolist()
     texts = [(words * torch.rand(size) ** 3).long().tolist() for size in sizes]
     library = bm25s.BM25(k1=K1, b=B)
     vocabulary = {str(i): i for i in range(words)}
     library.index(bm25s.tokenization.Tokenized(ids=texts, vocab=vocabulary), show_progress=False)
-    ours = Bm25Index.from_word_numbers(texts, words)
+    ours = Bm25Index(texts, words)
     for asked in ([0], [words - 1, 1, 1], list(range(0, words, 1 + words // 30))):
         want = torch.from_numpy(library.get_scores_from_ids(asked)).float()
         assert torch.equal(ours.compute_scores(asked), want)

@@ -7,13 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.documents.document import (
-    GatheredDocuments,
-    InputFiles,
-    find_files,
-    gather_documents,
-    select_files_of_shard,
-)
+from esa_cli.documents.document import GatheredDocuments, gather_documents, select_files_of_shard
+from esa_cli.documents.sources import InputFiles, find_files
 from esa_cli.errors import UsageError
 from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import has_lone_surrogate

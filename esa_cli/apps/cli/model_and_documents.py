@@ -277,7 +277,7 @@ class DocumentOpener:
     ) -> dict[str, LibraryText]:
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
-        changes = library_texts.FileIndexer(catalogue).index_files(list(names), progress)
+        changes = library_texts.index_files(catalogue, list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused_records and not changes.readable_records:
             raise DocumentError(changes.refused_records[0].why, changes.refused_records[0].hint)

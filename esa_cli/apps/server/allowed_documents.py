@@ -273,7 +273,7 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.document}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
-            changes = library_texts.FileIndexer(catalogue).index_files(list(files), progress)
+            changes = library_texts.index_files(catalogue, list(files), progress)
             if refused := changes.refused_records:
                 names = shorten_name_list([files[record.path].id for record in refused])
                 count = "1 file" if len(refused) == 1 else f"{len(refused):,} files"

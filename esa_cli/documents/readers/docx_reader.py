@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.heading_cells import HEAD, mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder
 from esa_cli.documents.readers.zip_parts import ZipDocument
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -37,15 +37,15 @@ _ROMAN = (
 
 def read_docx(data: bytes, name: str) -> ExtractedText:
     zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
-    root, etree = zipped.parse_xml("word/document.xml"), import_package("lxml.etree", "lxml", name)
+    root, etree = zipped.parse_xml("word/document.xml"), zipped.etree
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
     converter = _WordToHtmlConverter(zipped, root)
     out.page = converter.page
     converter.convert_elements_to_html(root)
     mark_heading_cells(root)
-    out.write_edge_lines(_iterate_edge_lines(zipped, "header", etree))
+    out.write_edge_lines(_iterate_edge_lines(zipped, "header"))
     write_html_text(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
-    out.write_edge_lines(_iterate_edge_lines(zipped, "footer", etree))
+    out.write_edge_lines(_iterate_edge_lines(zipped, "footer"))
     if comments := len(zipped.parse_xml_if_any("word/comments.xml").findall(f"{W}comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in zipped.names):
@@ -60,11 +60,11 @@ def _is_heading_row(row: Any) -> bool:
     return bold or row.find(f"{W}trPr/{W}tblHeader") is not None
 
 
-def _iterate_edge_lines(zipped: ZipDocument, edge: str, etree: Any) -> Iterator[str]:
+def _iterate_edge_lines(zipped: ZipDocument, edge: str) -> Iterator[str]:
     """Yields the lines of each `header` or `footer`, but for those that only number the page."""
     for part in sorted(filter(re.compile(rf"word/{edge}\d*\.xml").fullmatch, zipped.names)):
         root = zipped.parse_xml(part)
-        etree.strip_elements(root, _FALLBACK, f"{W}del", with_tail=False)
+        zipped.etree.strip_elements(root, _FALLBACK, f"{W}del", with_tail=False)
         for paragraph in root.iter(f"{W}p"):
             fields = [code.text or "" for code in paragraph.iter(f"{W}instrText")]
             fields += [field.get(f"{W}instr", "") for field in paragraph.iter(f"{W}fldSimple")]
@@ -208,8 +208,7 @@ class _WordToHtmlConverter:
                 last = element.getprevious()  # Word may cut a number in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
             elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
-                notes = self._notes[tag[len(W) : -len("Reference")]]
-                note = notes.get(element.get(f"{W}id", ""))
+                note = self._notes[tag[len(W) : -len("Reference")]].get(element.get(f"{W}id", ""))
                 text = f" [note: {note}]" if note else None
             elif tag == f"{W}tr" and _is_heading_row(element):
                 kept["class"] = HEAD
@@ -227,7 +226,11 @@ class _WordToHtmlConverter:
     def _convert_word_paragraph(self, element: Any) -> tuple[str, str | None]:
         """Returns the HTML tag of a Word paragraph, and its list number or bullet, if any."""
         if self._section_ends:
-            self._begin_next_section()
+            section = next(self._sections, None)
+            if section is None or _read_value(section, "type") != "continuous":
+                self._begin_next_page()
+            if self.page is not None:
+                self.page = _read_first_page_number(section) or self.page
         self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
         name = _read_value(element, "pPr/pStyle") or ""
         style = self._styles.get(name, _ParagraphStyle())
@@ -254,13 +257,6 @@ class _WordToHtmlConverter:
         if self.page is not None and not (unless_page_is_empty and self._blank):
             self.page += 1
             self._blank = True
-
-    def _begin_next_section(self) -> None:
-        section = next(self._sections, None)
-        if section is None or _read_value(section, "type") != "continuous":
-            self._begin_next_page()
-        if self.page is not None:
-            self.page = _read_first_page_number(section) or self.page
 
 
 def _read_first_page_number(section: Any) -> int | None:

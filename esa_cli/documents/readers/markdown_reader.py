@@ -140,8 +140,7 @@ def find_headings(markdown: str) -> Iterator[Mark]:
             start = markdown.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
             above = markdown[start : max(start, found.start() - 1)]
             if not _NO_TITLE.match(above):
-                level = 1 if found["line"][0] == "=" else 2
-                yield Mark(start, chapter=above.strip(), level=level)
+                yield Mark(start, chapter=above.strip(), level=1 if found["line"][0] == "=" else 2)
             after = found.end() + 1
         elif title := _strip_closing_hashes(found["title"]):
             yield Mark(found.start(), chapter=title, level=len(found["hashes"]))

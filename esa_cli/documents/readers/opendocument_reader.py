@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.readers.heading_cells import mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder
 from esa_cli.documents.readers.zip_parts import ZipDocument, make_password_error
 
 _MANIFEST = "META-INF/manifest.xml"
@@ -50,10 +50,10 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
         out.left_out["comments in the margin"] = comments
     out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
     _rename_elements_to_html(body, [content, styles], out)
-    etree = import_package("lxml.etree", "lxml", name)
     mark_heading_cells(body)
     out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _HEADER_LINES))
-    write_html_text(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
+    page = zipped.etree.tostring(body, method="html", encoding="unicode")
+    write_html_text(parse_html(page, name), out)
     out.write_edge_lines("".join(p.itertext()) for p in _find_elements(styles, _FOOTER_LINES))
     return out.result()
 

@@ -139,8 +139,7 @@ def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
 
 
 def _list_forms_of_head(line: str, page_index: int) -> set[tuple[str, int]]:
-    """Returns a line, and the line with # for each number that may be the page's, and how much this
-    number exceeds the page's index."""
+    """Returns a line, and forms with # for a possible page number and its lead over the index."""
     forms = {(line, 0)} if line else set()
     for found in re.finditer(r"(?<!\d)\d{1,4}(?!\d)", line):
         rest = f"{line[: found.start()]}#{line[found.end() :]}".strip()
@@ -173,8 +172,7 @@ def _join_page_texts(
         chapters: dict[int, tuple[str | None, int | None]] = {}
         at = 0
         for title, level in bookmarks.get(index, ()):
-            pattern = re.compile(r"\s+".join(map(re.escape, title.split())))
-            heading = pattern.search(page, at)
+            heading = re.compile(r"\s+".join(map(re.escape, title.split()))).search(page, at)
             at = heading.start() if heading else at
             chapters[at] = title, level
         if page:

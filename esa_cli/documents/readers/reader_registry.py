@@ -108,8 +108,7 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip_format(head: bytes) -> str:
-    """Returns the format of a zipped document by the name of its main file; without the zip's
-    directory, any such name in `head` decides."""
+    """Returns the format of a zip by its main file; without the directory, by names in `head`."""
     import io
     import zipfile
 
@@ -170,8 +169,7 @@ def _load_readers_of_installed_packages() -> None:
 
 
 def choose_reader(head: bytes, name: str) -> Reader:
-    """Returns the reader for the document `name` that begins with `head`. Raises PluginError: the
-    readers of an installed package do not load."""
+    """Returns the reader for the document `name` that begins with `head`. Raises PluginError."""
     _load_readers_of_installed_packages()
     path = PurePath(name.lower())
     plugins: list[PluginReader] = [READERS[key]() for key in reversed(list(READERS))]
@@ -193,8 +191,7 @@ def read_with_reader(reader: Reader, data: bytes, name: str) -> ExtractedText:
         raise
     except BaseException as error:  # a library's at unforeseen bytes, or a plugin's
         raise make_damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
-    starts = [mark.start for mark in extracted.marks]
-    ends = (-1, *starts, len(extracted.text) + 1)
+    ends = (-1, *(mark.start for mark in extracted.marks), len(extracted.text) + 1)
     if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:
         raise PluginError(
             f"the reader for {reader.what} returns unordered marks, marks outside the text, or \\r",

@@ -25,8 +25,7 @@ from esa_cli.system.machine import format_size, parse_size
 
 UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMORY"
 LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
-"""Environment variable -> its default: the bytes that a packed document may unpack to; the CPU time
-and memory of the child process."""
+"""Variable -> default: bytes of an unpacked document; the child process's CPU time and memory."""
 MAX_LIMIT = 1 << 53
 CLOCK = 5
 """Seconds by the clock for each second of CPU time: the machine may be busy with other things."""
@@ -199,8 +198,7 @@ def _answer_reading_request(request: dict[str, Any], data: bytes) -> dict[str, A
         return {**text, "last": psutil.Process().memory_info().rss > _LARGE}
     except EsaError as error:
         if not any(words in error.message for words in _NO_MEMORY):
-            fault = [type(error).__name__, error.message, error.hint]
-            return {"error": fault, "last": False}
+            return {"error": [type(error).__name__, error.message, error.hint], "last": False}
     except MemoryError:
         pass
     return {"ended": "memory ran out", "last": True}

@@ -120,8 +120,7 @@ def join_rows(lines: Iterable[tuple[int, str]]) -> list[TableRows]:
 def _format_table_rows(
     rows: _Rows, rows_above: int, column_names: list[str]
 ) -> Iterator[tuple[int, str]]:
-    """Yields the rows above the table unchanged, then each row of the table with column names, each
-    with its index."""
+    """Yields the index and text of the rows above the table, and of its rows with column names."""
     skip_heading = bool(column_names)
     for number, row in enumerate(rows):
         cells = _collapse_spaces(row)
@@ -316,8 +315,7 @@ def _extract_string_of_cell(element: Any) -> str:
 
 def _format_date(value: date | datetime | time | timedelta) -> str:
     if isinstance(value, datetime):
-        whole = value.time() == time()
-        return str(value.date()) if whole else value.isoformat(" ", "seconds")
+        return str(value.date()) if value.time() == time() else value.isoformat(" ", "seconds")
     if isinstance(value, timedelta):
         minutes, seconds = divmod(round(value.total_seconds()), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

@@ -23,12 +23,12 @@ class ZipDocument:
     Raises DocumentError: the document is an old Office file, has a password, or is too large."""
 
     def __init__(self, data: bytes, name: str) -> None:
-        self._name = name
         if data.startswith(_OLD_OFFICE):
             if _LOCKED in data:
                 raise make_password_error(name)
             message = f"{label_document(name)} is an old Office file (doc, xls, ppt)"
             raise DocumentError(message, "open the file and save it as docx, xlsx or pptx")
+        self.etree = import_package("lxml.etree", "lxml", name)
         self._archive = zipfile.ZipFile(io.BytesIO(data))
         parts = self._archive.infolist()
         refuse_large_unpacked_size(sum(part.file_size for part in parts), name)
@@ -51,23 +51,20 @@ class ZipDocument:
 
     def parse_xml(self, file_name: str) -> Any:
         """Returns the root element of an XML file, parsed without network access and entities."""
-        etree = import_package("lxml.etree", "lxml", self._name)
-        parser = etree.XMLParser(
+        parser = self.etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
-        return etree.fromstring(self._read_xml_bytes(file_name), parser)
+        return self.etree.fromstring(self._read_xml_bytes(file_name), parser)
 
     def parse_xml_if_any(self, file_name: str) -> Any:
         """Returns the root element of an XML file, or an empty one if the document has no such."""
-        if file_name in self.names:
-            return self.parse_xml(file_name)
-        return import_package("lxml.etree", "lxml", self._name).Element("empty")
+        return self.parse_xml(file_name) if file_name in self else self.etree.Element("empty")
 
     def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
         """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
-        etree = import_package("lxml.etree", "lxml", self._name)
         file = io.BytesIO(self._read_xml_bytes(file_name))
-        for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
+        options = {"no_network": True, "resolve_entities": False}
+        for _, element in self.etree.iterparse(file, tag=tag, **options):
             yield element
             element.clear()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
 from esa_cli.system.jsonl import read_json_lines
 
 DEPTHS = (1, 3, 8)
@@ -47,7 +47,7 @@ def measure_finder(esa: Esa, questions: Sequence[FinderQuestion]) -> dict[str, A
         books[name] = esa.ingest(name) if indexes else esa.open(name)
     indexing, ranks, asking = time.perf_counter() - started, list[int](), 0.0
     for question, names, quoted in questions:
-        placed = esa.add_token_ranges([books[name] for name in names])
+        placed = add_token_ranges([books[name] for name in names])
         if not any(quoted in book.document.text for book in placed):
             raise UsageError(f"no document has the passage {quoted[:80]!r}", "quote it exactly")
         started = time.perf_counter()

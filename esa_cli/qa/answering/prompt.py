@@ -161,20 +161,13 @@ def _split_end_spaces(text: str) -> tuple[str, str]:
 
 
 class EncodedQuestion(NamedTuple):
-    """The token ids of a question and of earlier questions and answers, without the documents.
+    """The token ids of a question and of earlier questions and answers, without the documents."""
 
-    Args:
-        before: token ids of the earlier questions and answers.
-        ids: token ids of the prompt from the question to the answer.
-        span: absolute positions [first, last) of the question's text.
-        ids_without_prefix: `ids` without the tokens at their end that begin the answer.
-        start: the number of cached tokens before `before`."""
-
-    before: list[int]
-    ids: list[int]
-    span: tuple[int, int]
-    ids_without_prefix: list[int]
-    start: int
+    before: list[int]  # earlier questions and answers
+    ids: list[int]  # the prompt from the question to the answer
+    span: tuple[int, int]  # absolute positions [first, last) of the question's text
+    ids_without_prefix: list[int]  # `ids` without the tokens at their end that begin the answer
+    start: int  # the number of cached tokens before `before`
 
     @classmethod
     def encode(

@@ -7,42 +7,33 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
-from typing import NamedTuple
 
 from esa_cli.qa.answering.reply import NOT_TOLD, Certainty, Reply
 from esa_cli.qa.finding.passage import Passage
 
-
-class _Words(NamedTuple):
-    """Words of one language: "and", prepositions and question words, as regular expressions."""
-
-    conjunction: str
-    prepositions: str
-    question_words: str
-
-
 _LANGUAGES = (
-    _Words(
+    (
         "and",
         "with|by|at|in|on|from|to|for|of|after|until|since",
         "who|whom|whose|what|which|when|where|why|how",
     ),
-    _Words(
+    (
         "und",
         "mit|bei|an|auf|von|bis|seit|für|in|zu|nach|um",
         "wer|wen|wem|wessen|was|welche[mnrs]?|wann|wo|woher|wohin|warum|wieso|weshalb|wie|womit",
     ),
-    _Words(
+    (
         "et",
         "avec|à|de|par|pour|dans|depuis",
         "qui|quoi|quelles?|quels?|quand|où|pourquoi|comment|combien",
     ),
-    _Words(  # accents tell "qué" from "que", which means "that"
+    (  # accents tell "qué" from "que", which means "that"
         "y",
         "con|en|por|para|hasta|desde|a|de",
         "quién(?:es)?|qué|cuál(?:es)?|cuándo|dónde|cómo|cuánt[oa]s?",
     ),
 )
+"""Of each language "and", prepositions and question words, as regular expressions."""
 _SENTENCE = re.compile(r"(?<=\w\?)\s+(?=\w)")
 MAX_PARTS, MIN_WORDS = 3, 3
 """The most parts of a question; the fewest words of its first part."""
@@ -59,12 +50,12 @@ def split_question(question: str) -> list[str]:
 
 
 def _split_sentence(sentence: str) -> list[str]:
-    for words in _LANGUAGES:
-        asks, conjunction = f"(?:{words.question_words})\\b", words.conjunction
+    for conjunction, prepositions, question_words in _LANGUAGES:
+        asks = rf"(?:{question_words})\b"
         both = re.fullmatch(rf"({asks}) {conjunction} ({asks}) (.+)", sentence, re.I | re.S)
         if both:
             return [f"{both[1]} {both[3]}", f"{both[2]} {both[3]}"]
-        preposition = f"(?:(?:{words.prepositions}) )?"
+        preposition = f"(?:(?:{prepositions}) )?"
         pieces = re.split(f",? {conjunction} (?={preposition}{asks})", sentence, flags=re.I)
         # "the man who", "la femme que", "do you know where"
         clause = rf"\b{asks}.*\b{asks}|(?<!ce) que |\b{asks}$"

@@ -50,20 +50,15 @@ class Quotation:
 
 @dataclass(frozen=True)
 class CheckedSentence:
-    """A sentence of another model's answer that was checked against the passages.
-
-    Args:
-        start, end: characters [start, end) of the answer.
-        supported: whether the passages lack nothing of it, as far as the check sees.
-        passage: the number, from 1, of the passage that the sentence fits best, or None. It is the
-            number by which an answer cites the passage, as in `[2]`; `evidence[1]` is this passage.
-        missing: quotations, numbers, names or words that the passages lack."""
+    """A sentence, characters [start, end) of another model's answer, that was checked against the
+    passages. `passage` is the number, from 1, of the one that it fits best, or None, by which an
+    answer cites this passage, as in `[2]`; `evidence[1]` is this passage."""
 
     start: int
     end: int
-    supported: bool
+    supported: bool  # whether the passages lack nothing of it, as far as the check sees
     passage: int | None = None
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # quotations, numbers, names or words that the passages lack
 
     def format_mark(self) -> str:
         """Returns a line about what the passages lack."""
@@ -242,8 +237,7 @@ def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
 
 
 def locate_quotations(passage: Passage, quotations: Iterable[Quotation]) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of a passage's text that are quoted, in order, where two
-    quotations overlap without the second one."""
+    """Returns the quoted characters [start, end) of a passage's text in order, without overlaps."""
     end, found = 0, list[tuple[int, int]]()
     for one in sorted(quotations, key=lambda one: one.start):
         first = max(one.start - passage.start, 0)

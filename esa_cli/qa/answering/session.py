@@ -21,11 +21,11 @@ from esa_cli.models.files.families import has_recurrence
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.kv_cache_storage import check_can_join_recurrent_states
 from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
 from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
+    check_can_join_documents,
     check_document_has_reduced_keys,
     check_method_fits_model,
     check_same_compressor,
@@ -40,8 +40,7 @@ INCOMPLETE = "\ufffd"
 
 
 def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """Returns each token's text; of several tokens that encode one character, the first gets the
-    whole character, and the others get empty texts."""
+    """Returns each token's text; of several tokens of one character, the first gets all of it."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -60,22 +59,6 @@ def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
             pieces[at:end] = [decode_token_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
         at = end
     return pieces
-
-
-class CachedDocumentText:
-    """The text of the documents in the KV cache, with data that a score computes from the text."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._tokens = tokenizer, 0
-        self._make_pieces: Callable[[], list[str]] = list
-        self._kept: dict[Hashable, Any] = {}
-
-    def join_question(self, document_ids: Sequence[int], question: str) -> QuestionAndText:
-        """Returns a question together with the document's text, for scores that compare words."""
-        if len(document_ids) != self._tokens:
-            self._tokens, self._kept = len(document_ids), {}
-            self._make_pieces = cache(lambda: decode_each_token(self._tokenizer, document_ids))
-        return QuestionAndText(question, self._make_pieces, self._kept)
 
 
 def prefill_tokens(
@@ -117,19 +100,18 @@ class Session(AbstractContextManager["Session"]):
         self._cache_place = cache
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
-        self.text = CachedDocumentText(tokenizer)
-        self._read_by = self.method
-        self._ids: list[int] = []
-        self._todo: list[int] = []
-        self._head = 0
-        self._opened: list[PrefilledDocument] = []
+        self._read_by, self._head = self.method, 0
+        self.empty_cache()
 
     def empty_cache(self) -> None:
         """Empties the KV cache, and frees its memory."""
         self.cache.free_temporary_copies()
         self.cache = self.attachment.new_cache()
-        self.text = CachedDocumentText(self.tokenizer)
-        self._ids, self._todo, self._opened = [], [], []
+        self._ids: list[int] = []
+        self._todo: list[int] = []
+        self._opened: list[PrefilledDocument] = []
+        self._token_texts = cache(lambda: decode_each_token(self.tokenizer, self._ids))
+        self._score_results: dict[Hashable, Any] = {}  # of scores that compare words
 
     def prefilled_document(self) -> PrefilledDocument:
         """Returns the document in the KV cache, which any session of the same model can open."""
@@ -146,15 +128,18 @@ class Session(AbstractContextManager["Session"]):
         return [one.projection for one in self.cache.layer_kv_caches]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Replaces the documents in the KV cache by the concatenation of `documents`.
+        """Replaces the documents in the KV cache by the concatenation of `documents`, unless these
+        are open.
 
-        Raises UsageError: there is no document, or there are several and the model keeps a state.
+        Raises UsageError: there is no document, or there are several and cannot be joined.
         PresetError: a document was prefilled without the reduced keys that the method needs."""
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
+        if list(map(id, documents)) == list(map(id, self._opened)):
+            return
         if len(documents) > 1:
-            config = self.model.config
-            check_can_join_recurrent_states(config.model_type, has_recurrence(config))
+            resolved, config = ResolvedPreset(self.preset, self.method), self.model.config
+            check_can_join_documents(resolved, config.model_type, has_recurrence(config))
         for one in documents:
             check_same_compressor(one.read_by, self.method)
             check_document_has_reduced_keys(one, self.method)
@@ -162,11 +147,11 @@ class Session(AbstractContextManager["Session"]):
         self._read_by = self.method
         self._ids, stores, projections = concatenate_documents(documents)
         self._todo, self._head = self._ids, documents[0].head
-        self._opened = list(documents)
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
         states = alone.states if alone else ()
         self.cache.use_filled_kv_stores(stores, projections, states, documents[0].recurrent)
+        self._opened = list(documents)
 
     @property
     def document_tokens(self) -> int:
@@ -284,7 +269,7 @@ class Session(AbstractContextManager["Session"]):
         asked.check_fits_context(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = AnswerStreamer(self.tokenizer, on_text)
-        text = self.text.join_question(self._ids, question)
+        text = QuestionAndText(question, self._token_texts, self._score_results)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)

@@ -1,7 +1,6 @@
 """A finder that asks a server for embeddings, one vector for each window of a document.
 
-The server speaks OpenAI's `/v1/embeddings`, and receives the whole text of documents and questions.
-"""
+The server speaks OpenAI's `/v1/embeddings`, and receives whole documents and questions."""
 
 from __future__ import annotations
 
@@ -34,10 +33,8 @@ _EXAMPLE = "for example --finder ollama#nomic-embed-text"
 
 
 class EmbeddingFinder:
-    """A finder whose tokens are a document's windows, each with the vector of a server's model.
-
-    Args:
-        address: the base URL and the name of the model, as in http://127.0.0.1:11434/v1#MODEL.
+    """A finder whose tokens are a document's windows, each with the vector of a server's model. The
+    `address` is the base URL and the name of the model, as http://127.0.0.1:11434/v1#MODEL.
 
     Raises UsageError: the address or key is invalid. ModelError: the server cannot be used."""
 

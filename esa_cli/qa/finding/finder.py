@@ -30,7 +30,7 @@ from esa_cli.models.text_passes.text_forward import (
     pad_sequences,
 )
 from esa_cli.models.tokenization.tokenizer import tokenise_text
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -143,8 +143,7 @@ def compute_window_products(
 def _compute_products_between_bounds(
     queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
 ) -> Tensor:
-    """Returns the largest product (B - 1, M) of each of M queries with the keys between each two
-    adjacent token numbers of B ascending ones."""
+    """Returns largest products (B - 1, M) of M queries with the keys between B ascending tokens."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -199,6 +198,8 @@ class TokenEncoder:
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
         self._fixed = fixed
         self._fused_layers: FusedForward | None = None
+        self.dim = self.maps["key_map"].shape[1]  # R
+        self.layout = make_index_layout(self.dim)
         size, depth = model.config.hidden_size, len(model.base_model.layers)
         if self.maps["key_map"].shape[0] != size or not 0 < layers <= depth:
             raise ModelError(
@@ -224,15 +225,6 @@ class TokenEncoder:
         return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
 
     @property
-    def dim(self) -> int:
-        """The dimension R of a reduced key."""
-        return self.maps["key_map"].shape[1]
-
-    @property
-    def layout(self) -> Layout:
-        return make_index_layout(self.dim)
-
-    @property
     def digest(self) -> str:
         digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
@@ -255,10 +247,6 @@ class TokenEncoder:
         within = (at >= 2) & (at < lengths[:, None])
         weights = nn.functional.softplus(logits) * within
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
-
-    def encode_token_sequences(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns the reduced keys (B, T, R) of B zero-padded token sequences, with gradients."""
-        return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     def tokenise(self, document: Document) -> TokenisedDocument:
         return TokenisedDocument.tokenise(document, self.tokenizer)
@@ -320,20 +308,14 @@ class TokenEncoder:
 
 
 class FinderSizes(NamedTuple):
-    """The sizes of a finder.
+    """The sizes of a finder, and the name and server of one with a model of its own."""
 
-    Args:
-        layers: the number of layers of the preset's model that the finder runs.
-        dim: the dimension R of its reduced keys.
-        name, weights: the name and the bytes of the weights of a finder with a model of its own.
-        unit: what has a key, a token or a window. server: that gets the documents."""
-
-    layers: int
-    dim: int
+    layers: int  # of the preset's model, which the finder runs
+    dim: int  # R, of reduced keys
     name: str = ""
-    weights: int = 0
-    unit: str = "token"
-    server: str = ""
+    weights: int = 0  # bytes
+    unit: str = "token"  # what has a key, a token or a window
+    server: str = ""  # that gets the documents
 
     @property
     def layout(self) -> Layout:

@@ -18,8 +18,8 @@ from esa_cli.qa.finding.late_interaction_finder import (
     read_late_interaction_sizes,
 )  # fmt: skip
 from esa_cli.qa.finding.passage_finder import Ranking
-from esa_cli.qa.presets.finder_names import MAPS, locate_finder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
+from esa_cli.qa.presets.preset_files import MAPS, locate_finder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 
@@ -50,8 +50,7 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> Finder 
 
 
 def load_ranking(settings: AnswerSettings) -> Ranking | None:
-    """Loads the ranking of a preset's finder, or None for the default. Raises ModelError: it is
-    damaged; PresetError: there is no such finder."""
+    """Loads the ranking of a preset's finder; None: the default. Raises ModelError, PresetError."""
     if settings.source != "text" or settings.finder is None:
         return None
     place = locate_finder(settings.finder)

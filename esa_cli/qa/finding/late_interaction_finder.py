@@ -19,7 +19,7 @@ from esa_cli.errors import ModelError, UsageError, get_first_line
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.qa.finding.finder import HINT, PIECE, SEGMENT_TOKENS, FinderSizes, TokenisedDocument
-from esa_cli.qa.presets.finder_names import MODULES
+from esa_cli.qa.presets.preset_files import MODULES
 
 PACKAGE = "sentence_transformers"
 BATCH = 8

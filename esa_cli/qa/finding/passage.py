@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 
 _PLACE = ("page", "line", "chapter", "title", "link")
 
@@ -55,8 +55,6 @@ class Passage:
         """Describes where the passage is: the document's `path`, by default that below the current
         folder or else the document's name, and what helps a person to find the passage in this
         format: the page, the chapter, the row of a table, or the line of a text."""
-        from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
-
         is_file = self.document in (os.path.basename(self.source), self.source)
         if not path and is_file:
             path = os.path.normpath(self.source)

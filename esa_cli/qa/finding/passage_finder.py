@@ -39,7 +39,6 @@ from esa_cli.qa.finding.words import (
     capitals_indicate_names,
     list_sentence_words,
     locate_question_words,
-    rate_unmentioned_names,
 )
 from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
@@ -48,6 +47,7 @@ from esa_cli.system.text import (
     SPACELESS_CHARACTER,
     find_content_words,
     find_question_words,
+    locate_content_words,
 )
 
 AROUND = (4, 32, 128)
@@ -197,19 +197,13 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all sentence windows for a question: tensors with one number for each window.
+    """Scores of all sentence windows for a question: tensors with one number for each window, or
+    late interaction (1 + len(AROUND), windows), which is NaN without a token index."""
 
-    Args:
-        total: the log-odds that a window answers, which rank the windows.
-        words: BM25 alone, as a share of the highest.
-        fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
-        read: whether any document has a token index.
-        late: late interaction (1 + len(AROUND), windows), NaN without a token index."""
-
-    total: Tensor
-    words: Tensor
-    fitting: Tensor
-    read: bool
+    total: Tensor  # the log-odds that a window answers, which rank the windows
+    words: Tensor  # BM25 alone, as a share of the highest
+    fitting: Tensor  # bool, whether the window may answer; see `PassageFinder.score_windows`
+    read: bool  # whether any document has a token index
     late: Tensor | None = None
 
 
@@ -256,25 +250,36 @@ class PassageFinder:
             found.append("a script without spaces")
         return found
 
+    def _find_names(
+        self, question: str, is_usually_lowercase: Callable[[str], bool]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yields the names after a question's first word, each with its words that can be names, if
+        capitals indicate names in the documents."""
+        if self._has_names and not question.isupper():
+            for name in NAME.findall(question):
+                words = CAPITALISED.findall(name)
+                yield name, [one for one in words if not cannot_be_name(one, is_usually_lowercase)]
+
     def rate_unmentioned_names(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
         """Returns the largest share of a name in the question that occurs in no document."""
-        if not self._has_names:
-            return 0.0
-        return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
+        shares = [0.0]
+        for _, words in self._find_names(question, is_usually_lowercase):
+            parts = [{one[a:b] for a, b, _ in locate_content_words(one)} for one in words]
+            known = [any(map(self.index.has_word, one)) for one in parts if one]
+            shares.append(known.count(False) / max(1, len(known)))
+        return max(shares)
 
     def list_names(self, question: str, is_usually_lowercase: Callable[[str], bool]) -> list[str]:
-        """Lists names after a question's first word, if capitals indicate names in documents; names
-        of English months and days, which other languages write small, are none."""
-        if not self._has_names or question.isupper():
-            return []
+        """Lists names after a question's first word; names of English months and days, which other
+        languages write small, are none."""
         return [
-            EDGES.sub("", name[0])
-            for name in NAME.finditer(question)
+            EDGES.sub("", name)
+            for name, words in self._find_names(question, is_usually_lowercase)
             if any(
-                find_content_words(word, ENGLISH) and not cannot_be_name(word, is_usually_lowercase)
-                for word in CAPITALISED.findall(name[0])
+                find_content_words(word, ENGLISH)
+                for word in words
                 if re.sub(r"['’]s$", "", word) not in _DATES
             )
         ]
@@ -375,8 +380,7 @@ class PassageFinder:
         return Passage.cut_from(document, window.start, window.end, **fields)
 
     def place_at_words(self, passages: Sequence[Passage], question: str) -> list[Passage]:
-        """Returns passages with the places of the question's words, since a passage may begin with
-        the last lines of a page or chapter."""
+        """Places passages at the question's words, as they may begin at the end of a page."""
         documents = {one.name: one for one in self.documents}
         out = list[Passage]()
         for one in passages:
@@ -485,17 +489,10 @@ class PassageSearch:
         return finder.place_at_words(sorted(fitting, key=lambda one: -one.score), question)
 
 
-class WordSearchResult(NamedTuple):
-    """The passages that have the most words of a query: `most` of the query's `words` words."""
-
-    passages: list[Passage]
-    most: int
-    words: int
-
-
-def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
-    """Returns passages with the most words of a query, each with a matching sentence of its own.
-    They have no probabilities, since a token index, which is not used, would change these."""
+def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Passage], int, int]:
+    """Returns passages with the most words of a query, each with a matching sentence of its own;
+    how many words they have; and how many the query has. The passages have no probabilities, since
+    a token index, which is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]
@@ -516,7 +513,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
             passages.append(replace(finder.make_window_passage(at, scores), probability=None))
-    return WordSearchResult(finder.place_at_words(passages, query), most, len(wanted))
+    return finder.place_at_words(passages, query), most, len(wanted)
 
 
 def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:

@@ -230,11 +230,12 @@ class LexicalIndex:
         self, words: Sequence[tuple[Any, list[int]]], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
         """Builds a BM25 index of the given windows of all documents."""
-        texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-        for (ids, ends), cut in zip(words, windows, strict=True):
-            texts += [ids[ends[window.first] : ends[window.last]] for window in cut]
-        sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
-        return Bm25Index(numpy.concatenate(texts), sizes, len(self._vocabulary))
+        texts = [
+            ids[ends[window.first] : ends[window.last]]
+            for (ids, ends), cut in zip(words, windows, strict=True)
+            for window in cut
+        ]
+        return Bm25Index(texts, len(self._vocabulary))
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -358,8 +359,7 @@ MAX_CAPITALS = 0.25
 
 def capitals_indicate_names(texts: Sequence[str]) -> bool:
     """Whether capital letters indicate names, as no text is German and few words have capitals."""
-    share = SAMPLE // max(1, len(texts))
-    samples = [text[:share] for text in texts]
+    samples = [text[: SAMPLE // len(texts)] for text in texts]
     letters = [letter for text in samples for letter in INSIDE.findall(text)]
     capitals = len([letter for letter in letters if letter.isupper()])
     german = any(detect_language(text) == "german" for text in samples)
@@ -380,25 +380,6 @@ def make_lowercase_predicate(tokenizer: Any) -> Callable[[str], bool]:
         return len(low) == 1 and (len(high) > 1 or low[0] < high[0])
 
     return is_usually_lowercase
-
-
-def rate_unmentioned_names(
-    question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
-) -> float:
-    """Returns the largest share of a name in the question that occurs in no document."""
-    if question.isupper():
-        return 0.0
-    shares = [0.0]
-    for name in NAME.finditer(question):
-        words = [
-            {word[start:end] for start, end, _ in locate_content_words(word)}
-            for word in CAPITALISED.findall(name[0])
-            if not cannot_be_name(word, is_usually_lowercase)
-        ]
-        words = [parts for parts in words if parts]
-        unknown = sum(not any(map(has_word, parts)) for parts in words)
-        shares.append(unknown / max(1, len(words)))
-    return max(shares)
 
 
 def cannot_be_name(word: str, is_usually_lowercase: Callable[[str], bool]) -> bool:

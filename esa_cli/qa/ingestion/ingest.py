@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -29,10 +29,11 @@ from esa_cli.qa.finding.finder import (
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_file_of_document
+from esa_cli.qa.presets.cache_key import digest_model
 from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
-from esa_cli.system.progress import Progress, combine_progress_callbacks, make_wait_callback
+from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -106,6 +107,11 @@ class DocumentIngester(ABC):
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
         self._alive: list[ref[Book]] = []
+
+    @cached_property
+    def model_digest(self) -> dict[str, Any]:
+        """The properties of the model on which stored documents depend; see `digest_model`."""
+        return digest_model(self.esa.loaded.text_model, self.esa.tokenizer)
 
     @abstractmethod
     def list_model_and_settings_identities(self) -> list[str]:
@@ -221,11 +227,16 @@ class DocumentIngester(ABC):
         """Indexes or prefills a document, and stores the result if new documents are stored."""
         on_progress = combine_progress_callbacks(self.events.report_ingest_progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
+        report_wait_once = cache(self.events.report_wait_for_process)
+
+        def report_wait() -> None:  # while another process ingests the document
+            report_wait_once()
+            if progress and plan is not None:
+                progress(0, len(plan.ids))
+
         while plan is not None and plan.ids:
-            waits = self.events.report_wait_for_process
-            notice = make_wait_callback(waits, progress, len(plan.ids))
             try:
-                book = self._ingest_into_library(text, plan, on_progress, notice, start_time)
+                book = self._ingest_into_library(text, plan, on_progress, report_wait, start_time)
             except DiskError as error:
                 if not self.events.handle_full_disk(text.document, error):
                     raise
@@ -309,7 +320,7 @@ class TokenIndexIngester(DocumentIngester):
         facts = {"index": FORMAT, "encoder": self.encoder.digest}
         if self.encoder.uses_preset_model:
             sizes = {"segment_tokens": SEGMENT_TOKENS, "context_tokens": CONTEXT_TOKENS}
-            facts |= {"model": self.esa.model_digest, **sizes}
+            facts |= {"model": self.model_digest, **sizes}
         return json.dumps(facts, sort_keys=True)
 
     def tokenise(self, document: Document) -> TokenisedDocument:

@@ -20,14 +20,14 @@ from esa_cli.models.files.families import (
 from esa_cli.qa.finding.finder import TokenisedDocument
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion.ingest import DocumentIngester, StoragePlan
-from esa_cli.qa.planning.kv_cache_storage import (
+from esa_cli.qa.planning.model_shape import read_model_shape
+from esa_cli.qa.planning.plan import STORED_AT_ONCE
+from esa_cli.qa.presets.cache_key import make_cache_key
+from esa_cli.qa.presets.resolved_preset import (
     check_projections_storable,
     explain_why_not_storable,
     find_reduced_key_widths,
 )
-from esa_cli.qa.planning.model_shape import read_model_shape
-from esa_cli.qa.planning.plan import STORED_AT_ONCE
-from esa_cli.qa.presets.cache_key import make_cache_key
 from esa_cli.storage.library import SEGMENT, Layout, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter
@@ -50,7 +50,7 @@ class KvCacheIngester(DocumentIngester):
     def _make_file_layout(self, number_format: str) -> Layout:
         """Returns the file layout of the model's KV caches in the format `int8` or `native`. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
+        session, shape = self.esa.session, self.model_digest["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
@@ -73,7 +73,7 @@ class KvCacheIngester(DocumentIngester):
     def _make_cache_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
-        return make_cache_key(self.esa.model_digest, head, session.preset, session.method, layout)
+        return make_cache_key(self.model_digest, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
@@ -92,7 +92,7 @@ class KvCacheIngester(DocumentIngester):
                 check_esa_supports_config(self.esa.loaded.text_model.config)
             except ModelError:
                 return False
-        return not explain_why_not_storable(self.esa.method)
+        return not explain_why_not_storable(self.esa.resolved.method)
 
     def list_model_and_settings_identities(self) -> list[str]:
         if not self._can_store_kv_caches:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, FileRecord, Library, LibraryEntry
@@ -41,18 +42,13 @@ def rebuild_stored_document(library: Library, entry: LibraryEntry) -> Document:
 
 @dataclass
 class FileChanges:
-    """The changes that one call of `FileIndexer.index_files` has made to records of files.
+    """The changes that one call of `index_files` has made to records of files."""
 
-    Args:
-        records: of all files, in order. read: the number of files that were opened.
-        added, changed: the records of files that could not be read before, or had another text.
-        former: digests of the texts that changed files had before."""
-
-    records: list[FileRecord] = field(default_factory=list)
-    added: list[FileRecord] = field(default_factory=list)
-    changed: list[FileRecord] = field(default_factory=list)
-    read: int = 0
-    former: list[str] = field(default_factory=list)
+    records: list[FileRecord] = field(default_factory=list)  # of all files, in order
+    added: list[FileRecord] = field(default_factory=list)  # of files that could not be read before
+    changed: list[FileRecord] = field(default_factory=list)  # of files that had another text
+    read: int = 0  # the number of files that were opened
+    former: list[str] = field(default_factory=list)  # digests of the former texts of changed files
 
     @property
     def readable_records(self) -> list[FileRecord]:
@@ -65,63 +61,62 @@ class FileChanges:
         return [one for one in self.records if not one.digest]
 
 
-class FileIndexer:
-    """Updates the library's catalogue, which has records of files and the words of their texts."""
+def index_files(
+    catalogue: Catalogue, paths: Sequence[str], progress: Progress | None = None, folder: str = ""
+) -> FileChanges:
+    """Parses new and changed files, and adds their records and words to the catalogue."""
+    changes = FileChanges()
 
-    def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
-        self._catalogue, self._folder = catalogue, folder
+    def iterate_record_writers() -> Iterator[Callable[[], None] | None]:
+        for path in paths:
+            write = _parse_file_if_changed(catalogue, os.path.abspath(path), folder, changes)
+            if progress:
+                progress(len(changes.records), len(paths))
+            yield write
 
-    def index_files(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
-        """Parses new and changed files, and adds their words to the catalogue."""
-        changes = FileChanges()
+    catalogue.write_changes_in_batches(iterate_record_writers())
+    if changes.former:
+        catalogue.remove_unused_texts()
+    return changes
 
-        def iterate_record_writers() -> Iterator[Callable[[], None] | None]:
-            for path in paths:
-                write = self._parse_file_if_changed(os.path.abspath(path), changes)
-                if progress:
-                    progress(len(changes.records), len(paths))
-                yield write
 
-        self._catalogue.write_changes_in_batches(iterate_record_writers())
-        if changes.former:
-            self._catalogue.remove_unused_texts()
-        return changes
+def _parse_file_if_changed(
+    catalogue: Catalogue, path: str, folder: str, changes: FileChanges
+) -> Callable[[], None] | None:
+    """Parses a file if it has changed, and returns a function that writes the new record."""
+    files, texts = catalogue.files, catalogue.texts
+    known = files.find_record(path) or FileRecord(path, "", "", 0)
+    folder, text = folder or known.folder, ""
+    # A record alone is of a catalogue that was lost: its words are missing.
+    if known.is_file_unchanged and (not known.digest or texts.has_text(known.digest)):
+        record = known._replace(folder=folder, why="" if known.digest else known.why)
+    else:
+        stamp = ""
+        with suppress(OSError):
+            stamp = compute_file_stamp(path)
+        try:
+            document = read_document(path)
+            record, text = _make_file_record(document, path, folder), document.text
+        except DocumentError as error:
+            record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
+        if known.digest and not record.digest and not os.path.lexists(path):
+            changes.records.append(record)
+            return None  # it may be on a disk that is away, so its record stays
+        changes.read += 1
+        if record.digest != known.digest:
+            changes.former += [known.digest] if known.digest else []
+            if record.digest:
+                (changes.changed if known.digest else changes.added).append(record)
+    changes.records.append(record)
+    if record == known and not text:
+        return None
 
-    def _parse_file_if_changed(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
-        """Parses a file if it has changed, and returns a function that writes the new record."""
-        files, texts = self._catalogue.files, self._catalogue.texts
-        known = files.find_record(path) or FileRecord(path, "", "", 0)
-        folder, text = self._folder or known.folder, ""
-        # A record alone is of a catalogue that was lost: its words are missing.
-        if known.is_file_unchanged and (not known.digest or texts.has_text(known.digest)):
-            record = known._replace(folder=folder, why="" if known.digest else known.why)
-        else:
-            stamp = ""
-            with suppress(OSError):
-                stamp = compute_file_stamp(path)
-            try:
-                document = read_document(path)
-                record, text = _make_file_record(document, path, folder), document.text
-            except DocumentError as error:
-                record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
-            if known.digest and not record.digest and not os.path.lexists(path):
-                changes.records.append(record)
-                return None  # it may be on a disk that is away, so its record stays
-            changes.read += 1
-            if record.digest != known.digest:
-                changes.former += [known.digest] if known.digest else []
-                if record.digest:
-                    (changes.changed if known.digest else changes.added).append(record)
-        changes.records.append(record)
-        if record == known and not text:
-            return None
+    def store_parsed_file() -> None:
+        if text:
+            texts.add_text(text, record.digest)
+        files.store_record(record)
 
-        def store_parsed_file() -> None:
-            if text:
-                texts.add_text(text, record.digest)
-            files.store_record(record)
-
-        return store_parsed_file
+    return store_parsed_file
 
 
 def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
@@ -173,7 +168,7 @@ def sync_folder(
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
-    changes = FileIndexer(catalogue, folder).index_files(found.files, progress)
+    changes = index_files(catalogue, found.files, progress, folder)
     gone = record_removed_files(catalogue, folder, found, folder, prune and prune_if_empty)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and (gone or removed) and not found.files and not prune_if_empty:
@@ -182,8 +177,7 @@ def sync_folder(
     if removed and found.files:  # else the folder may be on a disk that is away
         with catalogue.run_transaction():
             for one in removed:
-                known = one._replace(why=f"there is no document {one.path}")
-                catalogue.files.store_record(known)
+                catalogue.files.store_record(one._replace(why=f"there is no document {one.path}"))
     catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
@@ -240,7 +234,7 @@ def find_outdated_entries(
     removed, sources = set(map(resolve_folder_links, gone)), {one.file_path for one in entries}
     paths = [one.path for one in sync.changes.readable_records]
     again = [path for path in paths if resolve_folder_links(path) in sources]
-    records = FileIndexer(catalogue).index_files(again).readable_records
+    records = index_files(catalogue, again).readable_records
     now = {resolve_folder_links(one.path): one.digest for one in records}
     kept = [one for one in catalogue.files.list_records() if one.path not in gone]
     current = {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
@@ -298,7 +292,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
     divided = catalogue.list_present_and_former()
     stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
-    FileIndexer(catalogue).index_files(changed, progress)
+    index_files(catalogue, changed, progress)
     present, former = catalogue.list_present_and_former() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):

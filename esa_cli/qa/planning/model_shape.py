@@ -35,30 +35,22 @@ from esa_cli.models.loading.quantization import (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers and sizes of a model's layers, heads and states, as config.json sets them.
-
-    Args:
-        inner: the inner width of the MLP, or of the experts that a token passes.
-        shared: whether the keys are the values, too (MLA).
-        rows: the number of layers with a KV cache. numbers: what these cache of a token.
-        shapes: G and D of each of these layers, if they differ.
-        stateful: the number of layers with a state, of `convolved` numbers of the model's type and
-            `recurrent` ones in float32. window: tokens of the sliding window; 0: there is none."""
+    """The numbers and sizes of a model's layers, heads and states, as config.json sets them."""
 
     layers: int
     hidden: int
     heads: int
     groups: int
     dim: int
-    inner: int
-    shared: bool
-    rows: int
-    numbers: int
-    shapes: tuple[tuple[int, int], ...] = ()
-    stateful: int = 0
-    convolved: int = 0
-    recurrent: int = 0
-    window: int = 0
+    inner: int  # the inner width of the MLP, or of the experts that a token passes
+    shared: bool  # whether the keys are the values, too (MLA)
+    rows: int  # the number of layers with a KV cache
+    numbers: int  # what these layers cache of a token
+    shapes: tuple[tuple[int, int], ...] = ()  # G and D of each of these layers, if they differ
+    stateful: int = 0  # the number of layers with a state
+    convolved: int = 0  # numbers of the model's type in a state
+    recurrent: int = 0  # numbers in float32 in a state
+    window: int = 0  # tokens of the sliding window; 0: there is none
 
     @property
     def cached_numbers_per_token(self) -> int:

@@ -12,24 +12,27 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from esa_cli.attention.method import Method
+from esa_cli.attention.selection import KEEP_ELEMENTS
+from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_reduced_key_widths
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.resolved_preset import (
+    ResolvedPreset,
+    explain_why_not_storable,
+    find_reduced_key_widths,
+)
 from esa_cli.storage.memory_store import RESERVE, has_separate_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
 from esa_cli.system.machine import get_esa_home_folder
-
-if TYPE_CHECKING:
-    from esa_cli.attention.method import Method
 
 FEED = 1024
 """The number of tokens in one forward call of a prefill, whose activations fit a CPU's cache."""
@@ -53,14 +56,11 @@ EFFICIENCY = 0.6
 
 @dataclass(frozen=True)
 class TokenIndexCosts:
-    """Counts the memory and operations of making a token index; almost none if `finder` is None.
-
-    Args:
-        body: numbers in the matrices of the layers that a token passes."""
+    """Counts the memory and operations of making a token index; almost none if `finder` is None."""
 
     shape: ModelShape
     on_gpu: bool
-    body: int = 0
+    body: int = 0  # numbers in the matrices of the layers that a token passes
     finder: FinderSizes | None = None
 
     def count_layer_activations(self, token_count: int) -> int:
@@ -135,9 +135,6 @@ class KvCacheCosts(TokenIndexCosts):
 
     def count_working_memory_bytes(self, token_count: int, dtype_bytes: int) -> int:
         """Returns the bytes of activations, gathered keys, scores and recurrent states."""
-        from esa_cli.attention.selection import KEEP_ELEMENTS
-        from esa_cli.attention.step import BLOCK_ELEMENTS
-
         shape, window, score = self.shape, self.method.window, self.method.score
         folded = shape.groups * shape.dim
         attended = min(token_count, window.budget) + window.chunk
@@ -206,15 +203,6 @@ def load_ingest_speeds() -> dict[str, float]:
     return {}
 
 
-def save_ingest_speed(speed_key: str, speed: float) -> None:
-    path = get_esa_home_folder() / SPEED_FILE
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(path) as part:
-            speeds = {**load_ingest_speeds(), speed_key: speed}
-            part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
-
-
 class IngestPlanner:
     """Estimates memory and time of indexing or prefilling documents with one method and model.
 
@@ -247,14 +235,11 @@ class IngestPlanner:
             self.cache, how = cache, method.reading
             self.may_store_rows = not explain_why_not_storable(method)
         self.dtype, self.device, self.packing = dtype, device, packing
+        self.dtype_name = packing or str(dtype).removeprefix("torch.")
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         threads = f"{torch.get_num_threads()} threads"
         self.speed_key = "|".join((resolved.preset.model, self.dtype_name, device, how, threads))
-
-    @property
-    def dtype_name(self) -> str:
-        return self.packing or str(self.dtype).removeprefix("torch.")
 
     @cached_property
     def measured_operations_per_second(self) -> float | None:
@@ -295,7 +280,12 @@ class IngestPlanner:
         """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
         operations = self.costs.count_ingest_operations(token_count)
         self.measured_operations_per_second = self.operations_per_second = operations / seconds
-        save_ingest_speed(self.speed_key, self.operations_per_second)
+        path = get_esa_home_folder() / SPEED_FILE
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_atomically(path) as part:
+                speeds = {**load_ingest_speeds(), self.speed_key: self.operations_per_second}
+                part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)

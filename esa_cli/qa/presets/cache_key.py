@@ -22,8 +22,8 @@ from esa_cli.models.attachment.fingerprint import (
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.families import get_model_family
 from esa_cli.models.tokenization.tokenizer import StandaloneTokenizer
-from esa_cli.qa.presets.finder_names import locate_finder
 from esa_cli.qa.presets.preset import Preset, find_adapter_folder
+from esa_cli.qa.presets.preset_files import locate_finder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve_preset
 from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import digest_text

@@ -17,14 +17,16 @@ from pydantic_core import PydanticCustomError
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
-from esa_cli.qa.presets.finder_names import WORDS, find_folder_with_file, locate_finder
 from esa_cli.qa.presets.preset_files import (
     FORMER,
+    WORDS,
+    find_folder_with_file,
     find_known_model_facts,
     find_preset_file,
     list_preset_files,
     list_shipped_preset_files,
     load_known_models,
+    locate_finder,
     read_preset_file,
     resolve_to_hub_id,
 )
@@ -63,21 +65,17 @@ class AnswerSettings(_StrictSettings):
         source: `from` in a preset. `rows`: the question attends to selected tokens of the KV cache,
             as in the paper. `text`: the passages found are read again, each alone with the
             question, and the most probable span of the best one is the answer.
-        form: `span`: always a quotation. `auto`: no quotation for questions that ask for more.
-        documents: the number of documents of folders, patterns and the library that are opened.
-        passages: the number of passages that are read again. prompt: around one passage.
-        adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
         finder: a shipped finder's name, a folder, a hub id of a late interaction model, or the
             address of a server of embeddings."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
-    form: Literal["auto", "span"] = "auto"
-    documents: int = Field(default=8, ge=1)
-    passages: int = Field(default=16, ge=1, le=256)
-    prompt: str = PROMPT
-    adapter: str | None = None
+    form: Literal["auto", "span"] = "auto"  # `span`: a quotation even if a question asks for more
+    documents: int = Field(default=8, ge=1)  # of folders, patterns and the library that are opened
+    passages: int = Field(default=16, ge=1, le=256)  # that are read again
+    prompt: str = PROMPT  # around one passage
+    adapter: str | None = None  # the folder of a LoRA adapter for reading, or a shipped one's name
     reader: str | None = None
     finder: str | None = None
 

@@ -1,4 +1,5 @@
-"""Builds the attention method of a preset, and checks that a model can run the method."""
+"""Builds the attention method of a preset, and checks that a model can run the method, and that its
+KV caches can be stored in the library and joined."""
 
 from __future__ import annotations
 
@@ -6,12 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from esa_cli.attention import parts
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.method import Method
+from esa_cli.attention.step import Projection
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
+from esa_cli.models.files.families import (
+    FAMILIES,
+    get_kv_head_shape,
+    get_model_family,
+    list_full_attention_layers,
+)
 from esa_cli.qa.presets.preset import (
     DEFAULT,
     Preset,
@@ -20,17 +31,15 @@ from esa_cli.qa.presets.preset import (
     switch_to_kv_cache_answers,
     validate_preset_settings,
 )
+from esa_cli.storage.library import SEGMENT
+from esa_cli.storage.memory_store import PrefilledDocument
 from esa_cli.system.registry import suggest_name
 
-if TYPE_CHECKING:
-    from esa_cli.attention.method import Method
-    from esa_cli.storage.memory_store import PrefilledDocument
-
-MEMBERS = {
-    "selector": ("Selector", ("sums_layers", "surveys", "is_observer", "window_size")),
-    "score": ("Score", ("features", "rotates", "last_layer")),
-    "compressor": ("Compressor", ("fit_tokens", "files")),
-    "position": ("PositionEncoding", ("distance", "max_distance")),
+MEMBERS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "selector": (parts.Selector, ("sums_layers", "surveys", "is_observer", "window_size")),
+    "score": (parts.Score, ("features", "rotates", "last_layer")),
+    "compressor": (parts.Compressor, ("fit_tokens", "files")),
+    "position": (parts.PositionEncoding, ("distance", "max_distance")),
 }
 """The base class of each kind of method part, and properties that are evaluated once as a test."""
 AS_IS = "preset"
@@ -72,15 +81,12 @@ def resolve_preset(
 
 
 def _build_method_component(part_kind: str, part_settings: dict[str, Any]) -> Any:
-    from esa_cli.attention import parts
-
     part, (base, members) = registry.build_method_part(part_kind, part_settings), MEMBERS[part_kind]
     name = type(part).__name__
-    if not isinstance(part, getattr(parts, base)):
-        raise PluginError(
-            f"{part_kind} {part_settings['name']!r} must be derived from {base}, got class {name}",
-            f"write `class {name}({base}):`, see docs/plugins.md",
-        )
+    if not isinstance(part, base):
+        wrong = f"{part_kind} {part_settings['name']!r} must be derived from {base.__name__}"
+        hint = f"write `class {name}({base.__name__}):`, see docs/plugins.md"
+        raise PluginError(f"{wrong}, got class {name}", hint)
     with parts.report_plugin_errors({part_kind: part}):
         for member in members:
             getattr(part, member)
@@ -90,19 +96,17 @@ def _build_method_component(part_kind: str, part_settings: dict[str, Any]) -> An
 def build_attention_method(preset: Preset) -> Method:
     """Builds a preset's method. Raises PresetError: a part, a setting or the kernel is invalid."""
     from esa_cli.attention.kernels import KERNELS
-    from esa_cli.attention.method import Method
-    from esa_cli.attention.parts import report_plugin_errors
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         hint = suggest_name(preset.kernel, ["auto", *KERNELS])
         raise PresetError(f"unknown kernel {preset.kernel!r}", hint)
-    parts = {kind: _build_method_component(kind, getattr(preset, kind)) for kind in MEMBERS}
-    if not parts["selector"].sums_layers:
-        with report_plugin_errors(parts):
-            parts["score"] = parts["score"].for_single_layers()
-    distance = parts["position"].distance
+    built = {kind: _build_method_component(kind, getattr(preset, kind)) for kind in MEMBERS}
+    if not built["selector"].sums_layers:
+        with parts.report_plugin_errors(built):
+            built["score"] = built["score"].for_single_layers()
+    distance = built["position"].distance
     if not isinstance(distance, int) or distance < 0:
         wrong = f"position.distance must be a whole number from 0, got {distance!r}"
         raise PresetError(wrong, "see `esa presets show`")
@@ -112,7 +116,7 @@ def build_attention_method(preset: Preset) -> Method:
             f"got {distance}",
             "set position.distance to about three quarters of the window; see benchmarks/NOTES.md",
         )
-    return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
+    return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **built)
 
 
 def replace_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
@@ -227,12 +231,10 @@ def check_same_compressor(prefill_method: Method | None, new_method: Method) -> 
 
 def check_document_has_reduced_keys(document: PrefilledDocument, method: Method) -> None:
     """Raises PresetError if a document lacks the reduced keys of a method's projections."""
-    from esa_cli.attention.parts import Moments
-
     compressor = method.compressor
     if compressor.fit_tokens or not method.score.features or any(document.projections):
         return
-    if compressor.fit(0, Moments()) is not None:
+    if compressor.fit(0, parts.Moments()) is not None:
         raise PresetError(
             "the document must be prefilled with reduced keys, which this preset needs for scores",
             "ingest the document again with this preset",
@@ -243,7 +245,6 @@ def check_method_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_compressor_fits
-    from esa_cli.models.files.families import FAMILIES, list_full_attention_layers
 
     check_compressor_fits(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
@@ -265,7 +266,6 @@ def check_kernel_runs(
 ) -> None:
     """Raises UsageError: the kernel cannot run for this model. ModelError: a size is missing."""
     from esa_cli.attention.kernels import choose_kernel_name
-    from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 
     if method.kernel == "auto":
         return
@@ -276,3 +276,59 @@ def check_kernel_runs(
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = model_config.get(get_model_family(settings).attention_cap) or 0.0
     choose_kernel_name(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)
+
+
+def check_can_join_documents(
+    preset: ResolvedPreset, model_type: str, has_recurrent_layers: bool
+) -> None:
+    """Raises UsageError if the KV caches of several documents cannot be joined for a question."""
+    if has_recurrent_layers:
+        raise UsageError(
+            f"layers of this {model_type} model keep a state, and the states of several documents "
+            "cannot be joined",
+            "ask about one document, or use the setting answer.from=text",
+        )
+    if preset.method.selector.is_observer:
+        wrong = f"selector {preset.preset.selector['name']} works with one document only"
+        raise UsageError(wrong, "ask about one document, or use another selector")
+
+
+def explain_why_not_storable(method: Method) -> str:
+    """Returns why KV caches of a method cannot be stored in the library, or an empty text."""
+    if method.selector.is_observer:
+        return "its selector gathers data during the prefill, which is not stored"
+    if kind := registry.find_kind_without_source_file(method):
+        return f"its {kind} must be defined in a file, by which it is recognised"
+    tokens = method.compressor.fit_tokens if method.score.features else 0
+    if tokens > SEGMENT:  # projections are stored with the first segment
+        return f"its compressor fits on {tokens:,} tokens; the library allows {SEGMENT:,}"
+    return ""
+
+
+def find_reduced_key_widths(
+    compressor: parts.Compressor, layer_count: int, whole_key_width: int, uses_reduced_keys: bool
+) -> Sequence[int]:
+    """Returns the dimension of reduced keys in each layer; empty if scores use no reduced keys.
+    Raises PresetError: the compressor is of another model."""
+    if not uses_reduced_keys:
+        return ()
+    if compressor.fit_tokens:
+        return (compressor.stored_rank(whole_key_width),) * layer_count
+    key = torch.zeros(1, whole_key_width)
+    fits = [compressor.fit(layer, parts.Moments()) for layer in range(layer_count)]
+    try:
+        return tuple(0 if fit is None else fit.keys(key).shape[1] for fit in fits)
+    except RuntimeError as error:
+        wrong = f"the compressor must fit this model's keys of {whole_key_width} dimensions"
+        raise PresetError(wrong, "use a compressor that was made for this model") from error
+
+
+def check_projections_storable(projections: Sequence[Projection | None]) -> list[Linear | None]:
+    """Returns the projections if the library can store them all. Raises UsageError."""
+    for projection in projections:
+        if projection is not None and not isinstance(projection, Linear):
+            raise UsageError(
+                f"the library cannot store projections of class {type(projection).__name__}",
+                "either do not store documents, or use a compressor with `esa_cli.methods.Linear`",
+            )
+    return list(projections)  # type: ignore[arg-type]

@@ -27,8 +27,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a model generates an answer: temperature 0 takes the most probable token; the reader
-    chooses `max_new_tokens` if it is None."""
+    """How a model generates an answer; a reader chooses `max_new_tokens` if it is None."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0

@@ -172,8 +172,7 @@ class ServerReader(Reader):
             self._refused.append(refused)
 
     def _list_model_windows(self) -> dict[str, int]:
-        """Returns the names of the server's models with their windows in tokens, as vLLM reports
-        them; other servers report none."""
+        """Returns the server's models with their windows in tokens, which vLLM alone reports."""
         try:
             response = self._send_request("GET", "/models")
             if response.status_code == 404 and self.name:

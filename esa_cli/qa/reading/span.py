@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -65,17 +66,13 @@ UNMENTIONED = 4.5
 
 class AnswerCombination(NamedTuple):
     """The conditional logistic regression that gives the probability that a passage's span is the
-    answer, fit by `benchmarks/certainty.py` to answers to the development questions.
-
-    Args:
-        weights: an intercept and the weights of a reading's log-odds and of its span's
-            log-probability, then of `Passage.late`.
-        bm25_weights: the first three, and that of the score, for passages without `late`.
-        answer, perhaps: the minimum probabilities of these certainties."""
+    answer, fit by `benchmarks/certainty.py` to answers to the development questions. Its
+    weights are an intercept, those of a reading's log-odds and of its span's log-probability, and
+    that of `Passage.late` or, without it, of the passage's score."""
 
     weights: Sequence[float]
     bm25_weights: Sequence[float]
-    answer: float
+    answer: float  # the minimum probability of this certainty
     perhaps: float
 
     @classmethod
@@ -118,25 +115,25 @@ def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | Non
 
 
 class SpanReader(Reader):
-    """A reader that quotes the most probable span of the best passage. `window` is the maximum
-    number of tokens in one input of the model.
+    """A reader that quotes the most probable span of the best passage. Raises PresetError,
+    ModelError: the adapter is missing, damaged or of another model."""
 
-    Raises PresetError, ModelError: the adapter is missing, damaged or of another model."""
-
-    def __init__(self, loaded: LoadedModel, preset: Preset, window: int) -> None:
-        settings = preset.answer
+    def __init__(self, loaded: LoadedModel, preset: Preset) -> None:
+        settings, config = preset.answer, loaded.text_model.config
+        longest = getattr(config, "max_position_embeddings", None) or preset.context
         folder = None if settings.adapter is None else find_adapter_folder(settings.adapter)
-        prompt = PassagePrompt(loaded.tokenizer, settings.prompt)
         self.name = parse_reference(preset.model).name
-        self.passages = PassageReader.load(folder, loaded.text_model, prompt, window)
+        self.window_tokens, self._settings = min(preset.context, longest), settings
+        self.passages = PassageReader.load(
+            folder, loaded.text_model, loaded.tokenizer, settings.prompt, self.window_tokens
+        )
         self.combination = AnswerCombination.load(folder)
-        self.window_tokens, self._settings = window, settings
 
     def count_question_tokens(self, question: str) -> int:
         """Counts the tokens of the prompt with a question. Raises UsageError: the question is no
         text. LengthError: it leaves no room for a passage."""
         validate_question(question)
-        tokens = len(self.passages.prompt.encode_prompt(question, "").ids)
+        tokens = len(self.passages.encode_prompt(question, "").ids)
         need = tokens + min(ROOM, self.window_tokens // 2)
         if need > self.window_tokens:
             raise LengthError(
@@ -160,21 +157,18 @@ class SpanReader(Reader):
         rows = [find_named_row(one.text, question) for one in passages]
         texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, texts, progress)
-        less = [OTHER * (bool(named) and one.document not in named) for one in passages]
-        odds = map(self.combination.compute_log_odds, passages, readings)
-        scores = [one - lowered for one, lowered in zip(odds, less, strict=True)]
-        spans = [reading.span for reading in readings]
-        spanned = zip(texts, spans, strict=True)
-        answers = [at and normalise_answer(text[at.start : at.end]) for text, at in spanned]
-        doubt, out = UNMENTIONED * unmentioned_share, list[Passage]()
-        probabilities = compute_probabilities([score - doubt for score in scores], answers)
-        for one, (row, _), score, probability, span in zip(
-            passages, rows, scores, probabilities, spans, strict=True
-        ):
-            at = one.start + row
-            quote = None if span is None else (at + span.start, at + span.end)
-            out.append(replace(one, score=score, probability=probability, quote=quote))
-        return sorted(out, key=lambda one: -one.score)
+        read, answers = list[Passage](), list[str | None]()
+        for one, (row, _), text, reading in zip(passages, rows, texts, readings, strict=True):
+            score, span = self.combination.compute_log_odds(one, reading), reading.span
+            if named and one.document not in named:
+                score -= OTHER
+            quote = span and (one.start + row + span.start, one.start + row + span.end)
+            answers.append(span and normalise_answer(text[span.start : span.end]))
+            read.append(replace(one, score=score, quote=quote))
+        doubt = UNMENTIONED * unmentioned_share
+        shares = compute_probabilities([one.score - doubt for one in read], answers)
+        ranked = [replace(one, probability=share) for one, share in zip(read, shares, strict=True)]
+        return sorted(ranked, key=lambda one: -one.score)
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -199,12 +193,13 @@ class SpanReader(Reader):
         if best is None or best.quote is None or certainty == "nothing":
             return Reply(NOT_TOLD, found=False, certainty="nothing", probability=probability)
         start, end = best.quote
-        quoted = best.text[start - best.start : end - best.start]
+        quoted = collapse_spaces(best.text[start - best.start : end - best.start])
         if certainty == "answer" and not self._is_in_answering_sentence(question, best, history):
             certainty = "perhaps"
+        encode = self.passages.tokenizer
+        tokens = encode(f" {quoted}", add_special_tokens=False, verbose=False)["input_ids"]
         return Reply(
-            collapse_spaces(quoted), certainty=certainty, probability=probability,
-            answer_tokens=self.passages.prompt.count_answer_tokens(quoted),
+            quoted, certainty=certainty, probability=probability, answer_tokens=len(tokens),
             quotation=Quotation(best.document, start, end),
         )  # fmt: skip
 
@@ -254,17 +249,6 @@ def normalise_answer(text: str) -> str:
     return " ".join([word for word in words if word not in _ARTICLES] or words)
 
 
-def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, cut after a word, with at most `max_tokens` tokens."""
-    least = count_tokens("")
-    while text and (over := count_tokens(text) - max_tokens) > 0:
-        own = over + max_tokens - least
-        keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
-        space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
-        text = text[: space if 2 * space > keep else keep]
-    return text
-
-
 class EncodedPrompt(NamedTuple):
     """The token ids of a prompt, the number of the passage's first token, and the characters
     [start, end) of the passage, with collapsed spaces, that each token of the passage covers."""
@@ -272,35 +256,6 @@ class EncodedPrompt(NamedTuple):
     ids: list[int]
     first: int
     offsets: list[tuple[int, int]]
-
-
-class PassagePrompt:
-    """Encodes prompts of a passage and a question by a template with `{passage}` and `{question}`,
-    whose last token is the one at which the model says whether the passage contains the answer."""
-
-    def __init__(self, tokenizer: Any, template: str) -> None:
-        self.tokenizer, self.template = tokenizer, template
-
-    def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
-        """Encodes a prompt; runs of white space in question and passage become one space."""
-        texts = dict(zip(FIELDS, map(collapse_spaces, (passage, question)), strict=True))
-        parts = re.split(r"(\{passage\}|\{question\})", self.template)
-        before = [texts.get(part, part) for part in parts[: parts.index(FIELDS[0])]]
-        start = len("".join(before))
-        end = start + len(texts[FIELDS[0]])
-        out = self.tokenizer(
-            "".join(texts.get(part, part) for part in parts), add_special_tokens=False,
-            split_special_tokens=True, return_offsets_mapping=True, verbose=False,
-        )  # fmt: skip
-        numbers = [n for n, (a, b) in enumerate(out["offset_mapping"]) if a < end and start < b]
-        spans = [out["offset_mapping"][n] for n in numbers]
-        offsets = [(max(a, start) - start, min(b, end) - start) for a, b in spans]
-        return EncodedPrompt(list(out["input_ids"]), numbers[0] if numbers else 0, offsets)
-
-    def count_answer_tokens(self, answer: str) -> int:
-        """Counts the tokens of an answer after a space."""
-        text = f" {collapse_spaces(answer)}"
-        return len(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 class Span(NamedTuple):
@@ -327,27 +282,33 @@ class PassageReader:
     with the question, and all log-odds are 0.
 
     Args:
+        template: of a prompt, with `{passage}` and `{question}`; at its last token the model says
+            whether the passage contains the answer.
         head: the vectors (H,) `start`, `end`, `has` and `request`, whose products with a token's
             hidden state are logits, and (1,) the `bias` of `has` and the `request_bias`.
-        context: the model's window in tokens; the ends of longer passages are not read.
-        fixed: whether model and adapter are no longer trained, so that fused weights are cached."""
+        context: the model's window in tokens; the ends of longer passages are not read."""
 
     def __init__(
-        self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None = None,
-        head: Mapping[str, Tensor] | None = None, context: int | None = None, *,
-        fixed: bool = False,
+        self, model: Any, tokenizer: Any, template: str, adapter: LoraAdapter | None = None,
+        head: Mapping[str, Tensor] | None = None, context: int = sys.maxsize,
     ) -> None:  # fmt: skip
-        self.model, self.prompt, self.context = model, prompt, context
-        self._adapter, self._head, self._fuses = adapter, head, fixed and can_fuse_model(model)
+        self.model, self.tokenizer, self.template, self.context = (
+            model,
+            tokenizer,
+            template,
+            context,
+        )
+        self._adapter, self._head = adapter, head
 
     @classmethod
     def load(
-        cls, folder: Path | None, model: Any, prompt: PassagePrompt, context: int | None = None
-    ) -> PassageReader:
+        cls, folder: Path | None, model: Any, tokenizer: Any, template: str,
+        context: int = sys.maxsize,
+    ) -> PassageReader:  # fmt: skip
         """Loads the adapter and the head of a model from a folder, or reads without them. Raises
         ModelError: a file is missing, damaged or of another model."""
         if folder is None:
-            return cls(model, prompt, context=context)
+            return cls(model, tokenizer, template, context=context)
         weight, size = next(model.parameters()), model.config.hidden_size
         adapter = LoraAdapter.load(folder, model)
         adapter.match_device_and_dtype(weight)
@@ -361,24 +322,25 @@ class PassageReader:
             if not all(tensor.isfinite().all() for tensor in head.values()):
                 raise ValueError(f"{HEAD} must have finite numbers")
         head = {name: tensor.float().to(weight.device) for name, tensor in head.items()}
-        return cls(model, prompt, adapter, head, context, fixed=True)
+        return cls(model, tokenizer, template, adapter, head, context)
 
     @cached_property
-    def _fused(self) -> FusedForward:
-        return FusedForward(self.model, adapter=self._adapter)
+    def _fused(self) -> FusedForward | None:
+        can_fuse = can_fuse_model(self.model)
+        return FusedForward(self.model, adapter=self._adapter) if can_fuse else None
 
     def read_passages(
         self, question: str, passages: Sequence[str], progress: Progress | None = None
     ) -> list[PassageReading]:
         """Reads all passages, each with the same question, in groups of a few passages, and calls
         `progress` before and after each group with (passages read, all passages)."""
-        if self._head is None:
+        if self._adapter is None:
             return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
-        prompts = [self.prompt.encode_prompt(question, self._clip(question, p)) for p in passages]
+        prompts = [self.encode_prompt(question, one) for one in passages]
         out: dict[int, PassageReading] = {}
         progress = combine_progress_callbacks(progress)
         progress(0, len(prompts))
-        with nullcontext() if self._adapter is None or self._fuses else self._adapter.apply():
+        with self._adapter.apply() if self._fused is None else nullcontext():
             order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
             for group in iterate_groups(order):
                 states = self.compute_states([prompts[n].ids for n in group])
@@ -387,20 +349,33 @@ class PassageReader:
                 progress(len(out), len(prompts))
         return [out[n] for n in range(len(prompts))]
 
-    def _clip(self, question: str, passage: str) -> str:
-        if self.context is None:
-            return passage
-        encode = self.prompt.encode_prompt
-        return clip_text(passage, self.context, lambda text: len(encode(question, text).ids))
+    def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
+        """Encodes a prompt with what fits of a passage; runs of white space become one space."""
+        passage = collapse_spaces(passage)
+        texts = dict(zip(FIELDS, (passage, collapse_spaces(question)), strict=True))
+        parts = re.split(r"(\{passage\}|\{question\})", self.template)
+        start = sum(len(texts.get(part, part)) for part in parts[: parts.index(FIELDS[0])])
+        end = start + len(passage)
+        out = self.tokenizer(
+            "".join(texts.get(part, part) for part in parts), add_special_tokens=False,
+            split_special_tokens=True, return_offsets_mapping=True, verbose=False,
+        )  # fmt: skip
+        ids, places = list(out["input_ids"]), enumerate(out["offset_mapping"])
+        covered = [(n, a, b) for n, (a, b) in places if a < end and start < b]
+        offsets = [(max(a, start) - start, min(b, end) - start) for _, a, b in covered]
+        over = len(ids) - self.context
+        if over > 0 and passage:
+            kept = offsets[-over - 1][1] if over < len(offsets) else 0
+            return self.encode_prompt(question, passage[: min(kept, len(passage) - 1)])
+        return EncodedPrompt(ids, covered[0][0] if covered else 0, offsets)
 
     def compute_states(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns hidden states (B, T, H) of B token sequences, padded to T tokens."""
         ids, device = pad_sequences(sequences), self.model.device
         lengths = torch.tensor([len(one) for one in sequences], device=device)
-        if self._fuses:
+        if self._fused is not None:
             return self._fused.compute_states(ids, lengths)
-        layers = len(self.model.base_model.layers)
-        return compute_hidden_states(self.model, ids, layers, lengths)
+        return compute_hidden_states(self.model, ids, len(self.model.base_model.layers), lengths)
 
     def _find_answer(
         self, question: str, passage: str, prompt: EncodedPrompt, states: Tensor
@@ -453,8 +428,7 @@ def find_most_probable_span(
     if not allowed.any():
         return None
     first, last = divmod(int(scores.masked_fill(~allowed, -torch.inf).argmax()), len(offsets))
-    span = words.extend_span(starts[first], ends[last])
-    return Span(*span, float(scores[first, last]))
+    return Span(*words.extend_span(starts[first], ends[last]), float(scores[first, last]))
 
 
 def find_negation(passage: str, start: int) -> int:

@@ -45,7 +45,7 @@ def small_segments(surroundings: None, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.presets.resolved_preset.SEGMENT", 256)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")
 

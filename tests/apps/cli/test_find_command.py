@@ -19,7 +19,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets.finder_names import locate_finder
+from esa_cli.qa.presets.preset_files import locate_finder
 from esa_cli.storage.library import Library
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

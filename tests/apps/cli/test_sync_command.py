@@ -14,7 +14,8 @@ import pytest
 from command import TINY, Esa, Result
 
 from esa_cli.apps.cli.commands import ingest_command
-from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexer
+from esa_cli.qa.ingestion import library_texts
+from esa_cli.qa.ingestion.library_texts import FileChanges
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
@@ -98,7 +99,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 ) -> None:
     assert run("ingest", "town", *TINY).code == 0
     state(run)
-    update = FileIndexer.index_files
+    update = library_texts.index_files
 
     def updated(*given: Any) -> FileChanges:
         done = update(*given)
@@ -108,7 +109,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileIndexer, "index_files", updated)
+        patch.setattr(library_texts, "index_files", updated)
         done = state(run, "--prune", "--yes")
     assert (done["removed"], done["pruned"]) == ([], [])
     Path("town").rmdir()

@@ -17,7 +17,8 @@ from esa_cli.apps.server import session_documents
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.session_documents import SessionDocuments, parse_sent_document
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LibraryError, UsageError
 from esa_cli.storage.library import Library
 

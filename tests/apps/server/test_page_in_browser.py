@@ -13,7 +13,8 @@ from fake_asker import fake_book
 from live_server import TOKEN, LiveServer, until
 from quoting_asker import QuotingAsker
 
-from esa_cli.documents.document import Document, Mark
+from esa_cli.documents.document import Document
+from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import HistoryError
 from esa_cli.qa.answering.reply import CheckedSentence
 from esa_cli.qa.ingestion.library_texts import sync_folder

@@ -34,7 +34,7 @@ from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.model_forward import normalise_hidden_states
 from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, TokenEncoder
-from esa_cli.qa.presets.finder_names import MAPS
+from esa_cli.qa.presets.preset_files import MAPS
 
 pytestmark = pytest.mark.training
 

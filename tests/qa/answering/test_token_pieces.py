@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.answering.session import CachedDocumentText, decode_each_token
+from esa_cli.qa.answering.session import decode_each_token
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -41,15 +41,3 @@ def test_pieces_are_the_text() -> None:
         pieces = decode_each_token(tokenizer, ids)
         assert len(pieces) == len(ids)
         assert "".join(pieces) == text
-
-
-def test_pieces_are_decoded_once_and_again_for_more_tokens() -> None:
-    tokenizer = word_tokenizer()
-    cached, ids = CachedDocumentText(tokenizer), [0, 1]
-    first = cached.join_question(ids, "Who?")
-    assert first.pieces() is cached.join_question(ids, "What?").pieces()
-    assert first.once("key", lambda: 1) == cached.join_question(ids, "").once("key", lambda: 2) == 1
-    ids.append(2)
-    later = cached.join_question(ids, "Who?")
-    assert later.pieces() == [" the", " fox", "es"]
-    assert later.once("key", lambda: 3) == 3

@@ -18,6 +18,11 @@ from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.preset import load_preset
 
 
+def encode_sequences(encoder: TokenEncoder, sequences: list[list[int]]) -> torch.Tensor:
+    """The reduced keys (B, T, R) of B zero-padded token sequences."""
+    return encoder._project_states(encoder._compute_hidden_states(sequences)[0], "key_map")
+
+
 @pytest.fixture
 def encoder(loaded: Any) -> TokenEncoder:
     made = new_finder(loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3)
@@ -69,7 +74,7 @@ def test_a_document_is_the_same_in_every_division(
     assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        one = encoder.encode_token_sequences([ids[5:16]])[0, 3:]
+        one = encode_sequences(encoder, [ids[5:16]])[0, 3:]
     torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
 
 
@@ -92,7 +97,7 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
     for one in (*adapter_matrices(encoder.adapter), *encoder.maps.values()):
         one.requires_grad_(True)
     queries, weights = encoder.encode_questions(["who is it"])
-    keys = encoder.encode_token_sequences([list(range(1, 20))])
+    keys = encode_sequences(encoder, [list(range(1, 20))])
     (weights[0] * (queries[0] @ keys[0].T).amax(1)).sum().backward()
     trained = [one for name, one in encoder.maps.items() if name != "scale"]
     trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
@@ -130,7 +135,7 @@ def test_encoded_keys_are_projected_states_of_unit_length(encoder: TokenEncoder)
     """Against one forward pass of the model's own layers for each sequence."""
     sequences = [[5, 9, 2], [7, 7, 1, 30, 4], [8]]
     with torch.no_grad():
-        found = encoder.encode_token_sequences(sequences)
+        found = encode_sequences(encoder, sequences)
         for row, ids in zip(found, sequences, strict=True):
             with encoder.adapter.apply():
                 out = encoder.model(torch.tensor([ids]), output_hidden_states=True)

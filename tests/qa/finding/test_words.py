@@ -27,7 +27,6 @@ from esa_cli.qa.finding.words import (
     find_shared_words,
     list_sentence_words,
     make_lowercase_predicate,
-    rate_unmentioned_names,
 )
 from esa_cli.system.text import count_words_of_text, find_content_words
 
@@ -191,7 +190,6 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert rate_unmentioned_names(question, LexicalIndex([TEXT]).has_word, small_word) == share
     assert PassageFinder([book(TEXT)]).rate_unmentioned_names(question, small_word) == share
 
 
@@ -263,20 +261,20 @@ def test_the_best_passages_by_words_have_the_most_of_them() -> None:
     ]
     books = [book(text) for text in texts]
     for query in ("mill tower", "harbour mill orchard chapel", "bridge", "mill mill", "zeppelin"):
-        found = find_passages_with_words(query, books)
+        passages, most, words = find_passages_with_words(query, books)
         wanted = set(find_content_words(query))
         counts = [
             (len(wanted & set(find_content_words(text[one.start : one.end]))), number, one)
             for number, text in enumerate(texts)
             for one in windows_of(text, WINDOW_WORDS)
         ]
-        assert found.words == len(wanted)
-        assert found.most == max(count for count, *_ in counts)
-        best = {texts[n][one.start : one.end] for count, n, one in counts if count == found.most}
-        assert {one.text for one in found.passages} <= (best if found.most else set())
-        assert bool(found.passages) is (found.most > 0)
-        assert [one.score for one in found.passages] == sorted(
-            [one.score for one in found.passages], reverse=True
+        assert words == len(wanted)
+        assert most == max(count for count, *_ in counts)
+        best = {texts[n][one.start : one.end] for count, n, one in counts if count == most}
+        assert {one.text for one in passages} <= (best if most else set())
+        assert bool(passages) is (most > 0)
+        assert [one.score for one in passages] == sorted(
+            [one.score for one in passages], reverse=True
         )
 
 

@@ -17,7 +17,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, make_index_layout
-from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
 from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets.preset import load_preset
@@ -121,7 +121,7 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
             assert found.document == note()
             assert torch.equal(index_of(found), index_of(made))
             assert torch.equal(found.spans, made.spans)
-            [placed] = two.add_token_ranges([found])
+            [placed] = add_token_ranges([found])
             assert placed.index is found.index
     assert library.verify(made.entry) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.ingestion import library_texts
-from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexer
+from esa_cli.qa.ingestion.library_texts import FileChanges, index_files
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
@@ -39,7 +39,7 @@ def write(name: str, text: str) -> str:
 
 
 def update(catalogue: Catalogue, *names: str, folder: str = "") -> FileChanges:
-    return FileIndexer(catalogue, folder).index_files(names)
+    return index_files(catalogue, names, folder=folder)
 
 
 def test_unchanged_files_are_not_read_again(
@@ -55,7 +55,7 @@ def test_unchanged_files_are_not_read_again(
         pytest.fail(f"{path} is read")
 
     monkeypatch.setattr(library_texts, "read_document", fails)
-    again = FileIndexer(catalogue).index_files(names)
+    again = index_files(catalogue, names)
     assert (again.records, again.read, again.added) == (first.records, 0, [])
 
 
@@ -124,11 +124,11 @@ def test_an_update_that_is_stopped_continues(
 
     monkeypatch.setattr(library_texts, "read_document", read)
     with pytest.raises(KeyboardInterrupt):
-        FileIndexer(catalogue).index_files(names)
+        index_files(catalogue, names)
     monkeypatch.setattr(library_texts, "read_document", read_document)
     assert len(catalogue.texts.list_digests()) == 4
     shown = list[tuple[int, int]]()
-    rest = FileIndexer(catalogue).index_files(names, lambda *done: shown.append(done))
+    rest = index_files(catalogue, names, lambda *done: shown.append(done))
     assert rest.read == 5
     assert shown[-1] == (9, 9)
     assert len(catalogue.texts.rank_texts("harp")) == 9

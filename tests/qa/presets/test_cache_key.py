@@ -11,10 +11,9 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets.cache_key import SAMPLES, digest_model, make_cache_key
 from esa_cli.qa.presets.preset import load_preset
-from esa_cli.qa.presets.resolved_preset import resolve_preset
+from esa_cli.qa.presets.resolved_preset import explain_why_not_storable, resolve_preset
 from esa_cli.storage.library import Layout
 
 LAYOUT = Layout(2, 2, 8, "float32")

@@ -17,7 +17,7 @@ from properties import SCALARS, expect_one_line, trees
 from esa_cli.attention.window import Window
 from esa_cli.errors import EsaError, PresetError
 from esa_cli.models import parse_reference
-from esa_cli.qa.presets import finder_names, preset, preset_files, resolved_preset
+from esa_cli.qa.presets import preset, preset_files, resolved_preset
 from esa_cli.qa.presets.preset import (
     HEAD,
     AnswerSettings,
@@ -174,7 +174,7 @@ def test_a_method_answers_from_rows() -> None:
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped adapters; the working directory is an empty one."""
-    monkeypatch.setattr(finder_names, "find_shipped_preset_folder", lambda: tmp_path / "presets")
+    monkeypatch.setattr(preset_files, "find_shipped_preset_folder", lambda: tmp_path / "presets")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "presets" / "adapters"

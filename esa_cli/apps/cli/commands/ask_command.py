@@ -150,7 +150,7 @@ class AskCommandRun:
         from esa_cli.models import find_model_folder
         from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
-        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
+        from esa_cli.qa.presets.resolved_preset import check_can_join_documents
 
         opts, reporter = self.opts, self.reporter
         chosen = model.load_preset(later_method=opts.method)
@@ -171,7 +171,7 @@ class AskCommandRun:
             chosen, place, reporter, method=opts.method, documents=sized, keep=keep
         )
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
-        if len(named) > 1:
+        if len(named) > 1 and needs_kv_cache:
             is_stateful = ready.ingest_planner.costs.shape.stateful > 0
             check_can_join_documents(ready.resolved, ready.model.config["model_type"], is_stateful)
         if needs_kv_cache and (opts.thorough or opts.read == "never"):

@@ -25,7 +25,8 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_document_cache import OpenDocumentCache
-from esa_cli.documents.document import InputFiles, LeftOutFiles, find_files, gather_documents
+from esa_cli.documents.document import gather_documents
+from esa_cli.documents.sources import InputFiles, LeftOutFiles, find_files
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.qa.api import Esa

@@ -17,7 +17,8 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import argument, option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
-from esa_cli.documents.document import find_files, join_texts
+from esa_cli.documents.document import join_texts
+from esa_cli.documents.sources import find_files
 from esa_cli.evaluation.tasks import TASKS
 from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
 from esa_cli.models.files.quiet_transformers import quiet_transformers

@@ -214,10 +214,9 @@ def _find_passages(
 
     placed = add_token_ranges(books)
     if opts.is_word_search:
-        result = find_passages_with_words(question, placed)
-        passages: Sequence[Passage] = result.passages
-        if 0 < result.most < result.words:
-            part = f"{result.most} of the {result.words} words"
+        passages, found, asked = find_passages_with_words(question, placed)
+        if 0 < found < asked:
+            part = f"{found} of the {asked} words"
             reporter.show_note(f"esa: no passage has all of the words; these passages have {part}")
     else:
         count = None if opts.shows_all or opts.files else opts.top or 8

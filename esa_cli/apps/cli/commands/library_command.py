@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,6 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
-from esa_cli.system.progress import make_wait_callback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -197,7 +196,7 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        show_wait = partial(reporter.show_note, "esa: waiting for another esa")
+        show_wait = cache(partial(reporter.show_note, "esa: waiting for another esa"))
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             named = _find_stored_documents(stored, names_or_ids or ())
@@ -206,8 +205,7 @@ def copy_documents(
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push_documents(stored, target, entries, progress)
         else:
-            wait = make_wait_callback(show_wait)
-            result = pull_documents(stored, source, names_or_ids or (), progress, wait)
+            result = pull_documents(stored, source, names_or_ids or (), progress, show_wait)
     failed = result.failed
     if as_json:
         facts = {

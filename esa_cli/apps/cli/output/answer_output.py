@@ -15,7 +15,7 @@ from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
 from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import LeftOutFiles
+    from esa_cli.documents.sources import LeftOutFiles
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
