@@ -15,9 +15,9 @@ import torch
 from training_data import ABSENT, AFTER_PASSAGE, Integers, TrainingData, encode_texts, pad_lists
 from training_loop import Batch, BatchGroups, TrainingSettings
 
-WORDS = (25, 105)
-"""The fewest and the most words of sentences around an answer."""
-ABSENT_WORDS = (50, 110)
+WORDS = (4, 110)
+"""The fewest and the most words of sentences around an answer; as many have few as many words."""
+ABSENT_WORDS = (4, 110)
 """The fewest and the most words of sentences in the passage of an absent question."""
 LOWER = 0.15
 """The share of questions that are asked in lower case."""
@@ -128,7 +128,20 @@ class ReaderBatches(BatchGroups):
         draws = rng.exponential(DECAY, self.settings.wrong).astype(int)
         places = np.unique(draws.clip(max=len(numbers) - 1))
         windows = self.data.lines[text].windows[numbers[places]]
-        return [self._make_row(question, text, int(a), int(b)) for a, b in windows]
+        parts = [self._draw_part(text, int(a), int(b), rng) for a, b in windows]
+        return [self._make_row(question, text, a, b) for a, b in parts]
+
+    def _draw_part(
+        self, text: int, first: int, last: int, rng: np.random.Generator
+    ) -> tuple[int, int]:
+        """Returns a window's tokens [first, last), or every second time those of some of its
+        sentences, so that not only right passages are short."""
+        if rng.random() < WINDOW:
+            return first, last
+        middle = int(rng.integers(first, last))
+        low, high = self._draw_sentences(text, middle, middle + 1, WORDS, rng)
+        low, high = max(low, first), min(high, last)
+        return (low, high) if low < high else (first, last)
 
     def _make_row(
         self, question: Integers, text: int, first: int, last: int,
@@ -156,7 +169,7 @@ class ReaderBatches(BatchGroups):
         starts, ends = line.sentences.T
         low = max(0, int(np.searchsorted(starts, first, side="right")) - 1)
         high = max(low + 1, int(np.searchsorted(starts, last)))
-        target, total = rng.integers(words[0], words[1] + 1), line.words[low:high].sum()
+        target, total = np.exp(rng.uniform(*np.log(words))), line.words[low:high].sum()
         while total < target:
             before = rng.random() < 0.5
             if before and low > 0:
