@@ -292,12 +292,8 @@ class PassageReader:
         self, model: Any, tokenizer: Any, template: str, adapter: LoraAdapter | None = None,
         head: Mapping[str, Tensor] | None = None, context: int = sys.maxsize,
     ) -> None:  # fmt: skip
-        self.model, self.tokenizer, self.template, self.context = (
-            model,
-            tokenizer,
-            template,
-            context,
-        )
+        self.model, self.tokenizer = model, tokenizer
+        self.template, self.context = template, context
         self._adapter, self._head = adapter, head
 
     @classmethod
@@ -365,8 +361,8 @@ class PassageReader:
         offsets = [(max(a, start) - start, min(b, end) - start) for _, a, b in covered]
         over = len(ids) - self.context
         if over > 0 and passage:
-            kept = offsets[-over - 1][1] if over < len(offsets) else 0
-            return self.encode_prompt(question, passage[: min(kept, len(passage) - 1)])
+            room = offsets[-over - 1][1] if over < len(offsets) else 0
+            return self.encode_prompt(question, passage[: min(room, len(passage) - 1)])
         return EncodedPrompt(ids, covered[0][0] if covered else 0, offsets)
 
     def compute_states(self, sequences: Sequence[Sequence[int]]) -> Tensor:
