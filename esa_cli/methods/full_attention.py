@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Selector, require_at_least
-from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
+from esa_cli.attention.positions import FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
+from esa_cli.methods.paper import ROTATED
 from esa_cli.methods.registry import OWN_SCORE, PresetSizes, Settings, recipe, register
 
 ROOM = 256

@@ -268,7 +268,7 @@ def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:
         (tmp_path / name).write_text(PLUGIN.format(sign=sign), "utf-8")
         plugin_loading.load_file(tmp_path / name)
         found.append(hashed("score.name=edited"))
-        registry.PARTS["score"]._entries.pop("edited")
+        registry.PARTS["score"].pop("edited")
     assert found[0] == found[1] != found[2]
 
 
