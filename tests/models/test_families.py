@@ -186,7 +186,7 @@ def stored(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
     opened = StoredKVCache(library.open_document(entry))
-    stores = opened.open_layer_stores()
+    stores = opened.layers
     place = torch.float32, torch.device("cpu")
     tails = [MemoryKVStore(*shape, *place, first.shared) for shape in shapes]
     joined = [

@@ -59,7 +59,7 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     manifest = (tmp_path / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document %d " % (1 + bool(layout.states)))
     stored = library.open_document(entry)
-    assert (stored.token_ids, stored.text, stored.entry.layout) == (ids, text, layout)
+    assert (stored.token_ids.tolist(), stored.text, stored.entry.layout) == (ids, text, layout)
 
 
 def draw_layout(draw: random.Random) -> Layout:

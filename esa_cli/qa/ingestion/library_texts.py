@@ -194,9 +194,9 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
     return [
-        one for one in catalogue.files.list_records_in_folder(folder)
-        if one.path not in listed and not one.path.startswith(closed)
-        and not os.path.lexists(one.path)
+        one for one in catalogue.files.list_records()
+        if one.path.startswith(os.path.join(folder, "")) and one.path not in listed
+        and not one.path.startswith(closed) and not os.path.lexists(one.path)
     ]  # fmt: skip
 
 

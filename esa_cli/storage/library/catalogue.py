@@ -137,11 +137,6 @@ class FileRecordTable:
         rows = [(_encode_text_with_lone_surrogates(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
-    def list_records_in_folder(self, folder: str) -> list[FileRecord]:
-        """Returns the records of all ingested files in a folder and its subfolders."""
-        start = os.path.join(folder, "")
-        return [record for record in self.list_records() if record.path.startswith(start)]
-
     def list_records_of_synced_files(self) -> list[FileRecord]:
         """Returns the records of files that `esa ingest --words` added, sorted by path."""
         return [record for record in self.list_records() if record.folder]
@@ -213,11 +208,6 @@ class TextIndex:
             query = " OR ".join(f'"{_replace_apostrophes(stem)}"' for stem in stems)
             self._db.execute(_FIND, (number, query))
         return dict(self._db.execute(_RANK))
-
-    def compact_catalogue_file(self) -> None:
-        """Frees the disk space of removed texts; meanwhile no other process may write texts."""
-        self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
-        self._db.execute("VACUUM")
 
 
 def _replace_apostrophes(word: str) -> str:
@@ -370,24 +360,23 @@ class Catalogue:
         self.write_changes_in_batches(yield_additions_of_missing_texts())
         return errors
 
-    def remove_unused_texts(self) -> int:
-        """Removes texts that no document or file has from the index, and returns their number."""
+    def remove_unused_texts(self) -> None:
+        """Removes texts that no document or file has from the index."""
         stored = set(map_text_digests_to_document_keys(self._paths))
         with self.run_transaction():  # within it no other process can begin to use one
             recorded = {record.digest for record in self.files.list_records()}
-            digests = self.texts.list_digests() - stored - recorded
-            for digest in digests:
+            for digest in self.texts.list_digests() - stored - recorded:
                 self.texts.remove_text(digest)
-        return len(digests)
 
     def remove_unused_contents(self) -> None:
         """Removes unused texts, and the records of missing files that were not ingested by `esa
-        ingest --words`, and compacts the catalogue's file."""
+        ingest --words`, and compacts the catalogue's file, which no other process may change."""
         paths = [record.path for record in self.files.list_records() if not record.folder]
         with self.run_transaction():
             self.files.remove_records(path for path in paths if not os.path.exists(path))
         self.remove_unused_texts()
-        self.texts.compact_catalogue_file()
+        self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
+        self._db.execute("VACUUM")
 
 
 def map_text_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
