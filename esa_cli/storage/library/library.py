@@ -78,7 +78,7 @@ class StoredDocument:
 
 class DocumentWriter:
     """Writes the files of a document while `Library.open_writer` locks the document. `wrote` says
-    whether a file was written, and `is_finished` whether the document exists."""
+    whether a file was written."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -86,7 +86,7 @@ class DocumentWriter:
     ) -> None:  # fmt: skip
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
-        self.wrote = self.is_finished = False
+        self.wrote = False
         self._fit = document_files.NO_FIT
         self.segments = self._open_segments_on_disk()
 
@@ -173,7 +173,6 @@ class DocumentWriter:
             document_files.write_manifest(paths, entry)
             paths.get_segment_claim_path(key).unlink()
         paths.mark_document_used(key)
-        self.is_finished = True
         return document_files.read_manifest(paths, key)
 
 
@@ -286,7 +285,7 @@ class Library:
                     disk.require_free_disk_space(self.root, size)
                     yield writer
                 finally:
-                    if not (writer.is_finished or writer.wrote or was_claimed):
+                    if not (writer.wrote or was_claimed):
                         with suppress(OSError):
                             paths.get_segment_claim_path(key).unlink()
         if entry is not None:
