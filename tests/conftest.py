@@ -70,7 +70,8 @@ def copy_registries(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert plugin_loading
     for one in registry._REGISTRIES:
-        monkeypatch.setattr(one, "_entries", dict(one._entries))
+        monkeypatch.setattr(one, "data", dict(one.data))
+        monkeypatch.setattr(one, "_definitions", dict(one._definitions))
 
 
 def seed_everything(seed: int) -> None:

@@ -52,30 +52,6 @@ def _average_moments(moments: Moments) -> tuple[Tensor, Tensor]:
     return moments.queries / moments.count, moments.keys / moments.count
 
 
-def fit_closed_form_projections(moments: Moments, rank: int) -> Linear:
-    """Returns the projections to `rank` dimensions, or F if F is less, with the smallest error of
-    equation (7).
-
-    For independent queries and keys with second moments Sq and Sk, the error of projections A and B
-    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated singular value
-    decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots."""
-    query_moment, key_moment = _average_moments(moments)
-    q_root, q_inverse = _compute_moment_square_roots(query_moment)
-    k_root, k_inverse = _compute_moment_square_roots(key_moment)
-    u, s, v = torch.linalg.svd(q_root @ k_root)
-    weight = s[:rank].sqrt()
-    query_map, key_map = q_inverse @ u[:, :rank] * weight, k_inverse @ v[:rank].T * weight
-    return Linear(query_map.float(), key_map.float())
-
-
-def fit_pca_projections(moments: Moments, rank: int) -> Linear:
-    """Returns projections on the `rank` leading eigenvectors of the keys' uncentred second moment,
-    which is the PCA of Section 4 of the ESA paper."""
-    _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
-    directions = vectors.flip(1)[:, :rank].float()
-    return Linear(directions, directions)
-
-
 @dataclass(frozen=True)
 class ClosedFormCompressor(Compressor):
     """A compressor that fits projections, without training, to a document's first tokens."""
@@ -89,16 +65,31 @@ class ClosedFormCompressor(Compressor):
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
 
-    def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_closed_form_projections(moments, self.rank)
+    def fit(self, layer: int, moments: Moments) -> Linear:
+        """Returns the projections to `rank` dimensions, or F if F is less, with the smallest error
+        of equation (7).
+
+        For independent queries and keys with second moments Sq and Sk, the error of projections A
+        and B is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated
+        singular value decomposition of Sq^(1/2) Sk^(1/2), times the inverse roots."""
+        query_moment, key_moment = _average_moments(moments)
+        q_root, q_inverse = _compute_moment_square_roots(query_moment)
+        k_root, k_inverse = _compute_moment_square_roots(key_moment)
+        u, s, v = torch.linalg.svd(q_root @ k_root)
+        u, v, weight = u[:, : self.rank], v[: self.rank], s[: self.rank].sqrt()
+        query_map, key_map = q_inverse @ u * weight, k_inverse @ v.T * weight
+        return Linear(query_map.float(), key_map.float())
 
 
 @dataclass(frozen=True)
 class PcaCompressor(ClosedFormCompressor):
-    """A compressor that fits projections by PCA of the keys of a document's first tokens."""
+    """A compressor that projects on the `rank` leading eigenvectors of the uncentred second moment
+    of the keys of a document's first tokens, the PCA of Section 4 of the ESA paper."""
 
-    def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_pca_projections(moments, self.rank)
+    def fit(self, layer: int, moments: Moments) -> Linear:
+        _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
+        directions = vectors.flip(1)[:, : self.rank].float()
+        return Linear(directions, directions)
 
 
 @dataclass(frozen=True)

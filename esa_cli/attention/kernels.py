@@ -140,11 +140,8 @@ KERNELS: dict[str, Kernel] = {
 def choose_kernel_name(q: Tensor, wanted_name: str = "auto", soft_cap: float = 0.0) -> str:
     """Returns `wanted_name`, or for `auto` the name of the best kernel for queries q. Raises
     UsageError: the named kernel is unknown, cannot run on this device, or computes no soft cap."""
-    usable = [
-        key
-        for key, kernel in KERNELS.items()
-        if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not soft_cap)
-    ]
+    runnable = {key: one for key, one in KERNELS.items() if one.runs_on_device(q.device.type)}
+    usable = [key for key, one in runnable.items() if one.supports_soft_cap or not soft_cap]
     if (name := wanted_name) == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
     if name not in KERNELS:

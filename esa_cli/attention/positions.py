@@ -12,9 +12,6 @@ from torch import Tensor
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.step import Positions
 
-ROTATED = "F (I + K + L + C): each key attended to is rotated once"
-"""Cost of a position encoding in one step."""
-
 
 def make_consecutive_positions(
     local_count: int, chunk_size: int, first_position: int = 0

@@ -30,8 +30,7 @@ class Rope:
         preallocate: whether the table is made larger than needed, for later positions.
         pairs: which dimensions rotate together."""
 
-    rotates = True
-    """Whether `rotate` depends on positions."""
+    rotates = True  # whether `rotate` depends on positions
 
     def __init__(self, module: nn.Module, preallocate: bool = True, pairs: Pairs = "half") -> None:
         self.module, self.preallocate, self.pairs = module, preallocate, pairs

@@ -33,10 +33,8 @@ def choose_tokens_per_block(logits_per_token: int) -> int:
 class Positions(NamedTuple):
     """Rotary positions of queries and keys; only the differences between positions matter."""
 
-    query: Tensor
-    """(C,) integers or floats, in tokens."""
-    key: Tensor
-    """(n,) integers or floats, in tokens."""
+    query: Tensor  # (C,) integers or floats, in tokens
+    key: Tensor  # (n,), as `query`
 
 
 class LayerState(ABC):
@@ -68,8 +66,7 @@ class KVStore(Protocol):
 
     heads: int
     dim: int
-    shared: bool
-    """Whether keys and values are the same numbers, which are then stored once."""
+    shared: bool  # whether keys and values are the same numbers, which are then stored once
 
     @property
     def is_on_device(self) -> bool:

@@ -290,17 +290,13 @@ class GitignoreRules:
         """Returns True if a .gitignore rule ignores `path` itself, not only a folder above it."""
         if self._ignores_root:
             return True
-        where, inside = os.path.split(path)
-        while inside:
-            lines = inside.replace("\n", " ").replace("/", "\n")
-            for rule in reversed(self._rules.get(where, ())):
-                path = lines.rpartition("\n")[2] if rule.anywhere else lines
-                if (is_folder or not rule.folders_only) and rule.pattern.match(path):
+        for folder in map(str, Path(path).parents):
+            inside = path.removeprefix(folder).removeprefix(os.sep)
+            lines = inside.replace("\n", " ").replace(os.sep, "\n")
+            for rule in reversed(self._rules.get(folder, ())):
+                matched = lines.rpartition("\n")[2] if rule.anywhere else lines
+                if (is_folder or not rule.folders_only) and rule.pattern.match(matched):
                     return not rule.negated
-            where, name = os.path.split(where)
-            if not name:
-                break
-            inside = f"{name}/{inside}"
         return False
 
 

@@ -85,9 +85,8 @@ class Bm25Score(Score):
         text, first_layer = step.text, min(step.layers, default=0)
         if text is None or (self.layers == "first" and step.layer > first_layer):
             return out
-        score_tokens = text.once(
-            ("bm25", self.window), lambda: make_token_scorer(text.pieces(), self.window)
-        )
+        key = "bm25", self.window
+        score_tokens = text.once(key, lambda: make_token_scorer(text.pieces(), self.window))
         scores = score_tokens(text.question)[step.low : step.high]
         out[: scores.shape[0]] = scores.to(out)
         return out

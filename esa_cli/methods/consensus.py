@@ -26,11 +26,6 @@ from esa_cli.methods.registry import PresetSizes, recipe, register
 from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def average_over_windows(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
-    """Averages scores (n, M) over windows of tokens, one of which begins every `stride` tokens."""
-    return functional.avg_pool1d(scores, window_size, stride)
-
-
 def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
     """Returns the start of the window centred on `centre`, moved inside the M middle tokens."""
     return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
@@ -46,7 +41,7 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(budget // window_size):
-        means = average_over_windows(left[None], window_size)[0]
+        means = functional.avg_pool1d(left[None], window_size, stride=1)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
@@ -197,7 +192,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = average_over_windows(finite[None], min(window_size, scores.shape[0]))[0]
+    means = functional.avg_pool1d(finite[None], min(window_size, scores.shape[0]), stride=1)[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Selector, require_at_least
-from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
+from esa_cli.attention.positions import FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
+from esa_cli.methods.paper import ROTATED
 from esa_cli.methods.registry import OWN_SCORE, PresetSizes, Settings, recipe, register
 
 ROOM = 256
@@ -217,10 +218,11 @@ def _register_full_attention(
     recipe(name, about=about, source=source, cost=cost, full=True)(build_method_settings)
 
 
-def _compute_stretch_factor(preset: PresetSizes) -> float:
-    """Returns the length of document and question as a number of trained windows, rounded up."""
+def _stretch(position_name: str, preset: PresetSizes) -> dict[str, Any]:
+    """Returns the settings of a position encoding, whose factor is the length of document and
+    question as a number of trained windows, rounded up."""
     taken = preset.length + ROOM if preset.length else 0
-    return float(max(1, math.ceil(taken / preset.context)))
+    return {"name": position_name, "factor": float(max(1, math.ceil(taken / preset.context)))}
 
 
 _register_full_attention("origin", " as the model was trained", "appendix of the ESA paper",
@@ -230,16 +232,13 @@ _register_full_attention("full", ", far tokens where the preset's position encod
             lambda preset: dict(preset.position))  # fmt: skip
 _register_full_attention("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda preset: {"name": "interpolation",
-                          "factor": _compute_stretch_factor(preset)})  # fmt: skip
+            lambda preset: _stretch("interpolation", preset))  # fmt: skip
 _register_full_attention("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda preset: {"name": "ntk", "factor": _compute_stretch_factor(preset)})  # fmt: skip
+            lambda preset: _stretch("ntk", preset))  # fmt: skip
 _register_full_attention("ntk-dynamic", ", a rotary base that grows with the tokens cached",
-            "emozilla 2023, dynamic NTK-aware scaling",
-            lambda preset: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(preset),
-                          "trained": preset.context})  # fmt: skip
+        "emozilla 2023, dynamic NTK-aware scaling",
+        lambda preset: _stretch("ntk-dynamic", preset) | {"trained": preset.context})  # fmt: skip
 _register_full_attention("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda preset: {"name": "yarn", "factor": _compute_stretch_factor(preset),
-                          "trained": preset.context})  # fmt: skip
+            lambda preset: _stretch("yarn", preset) | {"trained": preset.context})  # fmt: skip

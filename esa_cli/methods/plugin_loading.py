@@ -124,8 +124,9 @@ class @class@(Selector):
 '''
 
 
-def fill_plugin_template(name: str) -> str:
-    """Returns the source of a plugin file with a selector. Raises PluginError."""
+def write_plugin_template(name: str, folder: str | Path) -> Path:
+    """Writes a plugin file with an example selector into `folder`, and returns the file's path.
+    Raises PluginError: the name is invalid, the folder is missing, or the file exists."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         hint = f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all"
         raise PluginError(f"{name!r} cannot name a method", hint)
@@ -135,14 +136,9 @@ def fill_plugin_template(name: str) -> str:
         raise PluginError(problem, "choose another name")
     words = [word for word in re.split(r"[-_]", name) if word]
     class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")
-    source = _SOURCE.replace("@name@", name).replace("@file@", f"{name.replace('-', '_')}.py")
-    return source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
-
-
-def write_plugin_template(name: str, folder: str | Path) -> Path:
-    """Writes a plugin file with an example selector into `folder`, and returns the file's path.
-    Raises PluginError: the name is invalid, the folder is missing, or the file exists."""
-    source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
+    path = Path(folder) / f"{name.replace('-', '_')}.py"
+    source = _SOURCE.replace("@name@", name).replace("@file@", path.name)
+    source = source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)

@@ -81,7 +81,7 @@ def list_registered_classes() -> list[RegisteredClass]:
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in sorted(PARTS[kind])):
         where = PARTS[part.kind].find_module(part.name)
-        if beside := [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]:
+        if beside := [recipe for recipe in RECIPES.values() if recipe.origin == where]:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
             source, cost = part.source or method.source, part.cost or method.cost
             part = part._replace(source=source, cost=cost)
@@ -188,10 +188,6 @@ def recipe(
         return settings
 
     return register_settings_function
-
-
-def list_methods() -> list[MethodRecipe]:
-    return [RECIPES[name] for name in sorted(RECIPES)]
 
 
 def find_method(name: str) -> MethodRecipe:

@@ -19,7 +19,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, of an exceeded quota, and of an exceeded file size limit."""
 SETTLED_NS = 2_000_000_000
 """Nanoseconds within which a changed file may change again with the same time stamp."""
-POLL_S = 5.0
 
 LIBRARY_MARKER = "esa-library"
 """The name of a file by which a folder is known as a library."""
@@ -136,13 +135,6 @@ def lock_file_for_writing(path: Path) -> Iterator[None]:
                 with suppress(OSError):
                     Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
-
-
-def iterate_at_poll_intervals() -> Iterator[None]:
-    """Waits `POLL_S` seconds before each iteration, in which callers look for changed files."""
-    while True:
-        time.sleep(POLL_S)
-        yield
 
 
 def convert_to_esa_error(error: Exception) -> EsaError | None:

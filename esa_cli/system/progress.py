@@ -58,10 +58,6 @@ class WorkShard:
             raise UsageError(f"--shard must be K/N with K from 1 to N, got {shard_text!r}", hint)
         return shard
 
-    @property
-    def is_whole_list(self) -> bool:
-        return self.count == 1
-
     def select_items(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yields the items of this shard in their order: every `count`-th item of the list."""
         return islice(items, self.number - 1, None, self.count)

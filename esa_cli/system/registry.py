@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections import UserDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from esa_cli.errors import PluginError, UsageError
 
@@ -17,45 +18,28 @@ PLUGIN_PREFIX = "esa_plugin_"
 _REGISTRIES: list[PluginRegistry[Any]] = []
 
 
-class PluginRegistryEntry(NamedTuple, Generic[T]):
-    """A registered value, the module or plugin file that defines it, and its qualified name."""
-
-    value: T
-    origin: str
-    qualname: str
-
-
-class PluginRegistry(Generic[T]):
+class PluginRegistry(UserDict[str, T]):
     """A table of the classes or functions of one kind, such as "selector" or "reader", by name."""
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._entries: dict[str, PluginRegistryEntry[T]] = {}
+        self._definitions: dict[str, tuple[str, str]] = {}  # module or plugin file, qualified name
         _REGISTRIES.append(self)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def __getitem__(self, name: str) -> T:
-        return self._entries[name].value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
 
     def add(self, name: str, value: T, class_or_function: object) -> None:
         """Registers `value` under `name`; the same class or function may register again, as on
         reloading a module. Raises PluginError: another class or function uses the name."""
-        origin = get_defining_module(class_or_function)
         qualname = str(getattr(class_or_function, "__qualname__", name))
-        taken = self._entries.get(name)
-        if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
+        new = get_defining_module(class_or_function), qualname
+        if name in self and (known := self._definitions[name]) != new:
             hint = "choose another name"
-            raise PluginError(f"{self.kind} {name!r} is already registered by {taken.origin}", hint)
-        self._entries[name] = PluginRegistryEntry(value, origin, qualname)
+            raise PluginError(f"{self.kind} {name!r} is already registered by {known[0]}", hint)
+        self[name], self._definitions[name] = value, new
 
     def find_module(self, name: str) -> str:
         """Returns the module, or the path of the plugin file, that registered the name."""
-        return self._entries[name].origin
+        return self._definitions[name][0]
 
 
 def get_defining_module(class_or_function: object) -> str:
@@ -75,7 +59,7 @@ def list_entries_of_module(module_or_file: str) -> list[tuple[str, str]]:
 def remove_entries_of_module(module_or_file: str) -> None:
     for registry in _REGISTRIES:
         for name in [name for name in registry if registry.find_module(name) == module_or_file]:
-            del registry._entries[name]
+            del registry[name]
 
 
 def find_by_name(table: Mapping[str, T], kind: str, name: str) -> T:

@@ -15,8 +15,6 @@ from esa_cli.attention.compression import (
     LearnedCompressor,
     Linear,
     PcaCompressor,
-    fit_closed_form_projections,
-    fit_pca_projections,
     save_learned_projections,
 )
 from esa_cli.attention.parts import Moments
@@ -78,7 +76,7 @@ def test_moments_add_up() -> None:
 def test_a_low_rank_product_needs_only_that_rank() -> None:
     queries, keys = samples()
     keys = keys @ torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH)
-    maps = fit_closed_form_projections(moments_of(queries, keys), 3)
+    maps = ClosedFormCompressor(3).fit(0, moments_of(queries, keys))
     exact = queries @ keys.T
     torch.testing.assert_close(
         maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-2, atol=1e-3 * exact.std().item()
@@ -89,7 +87,7 @@ def test_a_low_rank_product_needs_only_that_rank() -> None:
 def test_no_other_pair_has_a_smaller_error(rank: int) -> None:
     """Eq. (7) over all queries and keys: random pairs, PCA of the keys, and descent from it."""
     queries, keys = samples()
-    maps = fit_closed_form_projections(moments_of(queries, keys), rank)
+    maps = ClosedFormCompressor(rank).fit(0, moments_of(queries, keys))
     assert maps.query_map.shape == maps.key_map.shape == (WIDTH, rank)
     best = error(queries, keys, maps)
 
@@ -133,7 +131,7 @@ def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
 def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
     """The same plane: a direction's sign, and turns inside the plane, change no product."""
     queries, keys = samples()
-    maps = fit_pca_projections(moments_of(queries, keys), rank)
+    maps = PcaCompressor(rank).fit(0, moments_of(queries, keys))
     directions = torch.linalg.svd(keys.double(), full_matrices=False).Vh[:rank].T
     plane = maps.key_map.double()
     assert plane.shape == (WIDTH, rank)
@@ -144,10 +142,10 @@ def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
 def test_pca_takes_its_directions_from_the_keys_alone() -> None:
     queries, keys = samples()
     others = torch.randn_like(queries)
-    maps, other = (fit_pca_projections(moments_of(q, keys), 3) for q in (queries, others))
+    maps, other = (PcaCompressor(3).fit(0, moments_of(q, keys)) for q in (queries, others))
     assert torch.equal(maps.key_map, other.key_map)
     assert error(queries, keys, maps) > error(
-        queries, keys, fit_closed_form_projections(moments_of(queries, keys), 3)
+        queries, keys, ClosedFormCompressor(3).fit(0, moments_of(queries, keys))
     )
 
 

@@ -19,7 +19,6 @@ from esa_cli.attention.compression import (
     LearnedCompressor,
     Linear,
     NoCompression,
-    fit_closed_form_projections,
 )
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
@@ -137,7 +136,7 @@ def test_study_measures_what_was_not_fitted_on(job: ProjectionFitter) -> None:
     queries, keys = job.stored.load_queries_and_keys(1)
     moments = Moments()
     moments.add_tokens(queries[:240], keys[:240])
-    maps = fit_closed_form_projections(moments, 4)
+    maps = ClosedFormCompressor(4).fit(0, moments)
     torch.testing.assert_close(found.results["closed-form"].projections[1].key_map, maps.key_map)
     full = queries[240:] @ keys[240:].T
     short = maps.queries(queries[240:]) @ maps.keys(keys[240:]).T

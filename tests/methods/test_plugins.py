@@ -20,7 +20,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_plugin_file, make_step
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.plugin_loading import fill_plugin_template, write_plugin_template
+from esa_cli.methods.plugin_loading import write_plugin_template
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -144,7 +144,6 @@ def ruff() -> list[str]:
 @pytest.mark.parametrize("name", ["x2_y-z", "None"])
 def test_template_conforms_and_passes_ruff(name: str, tmp_path: Path, ruff: list[str]) -> None:
     path = write_plugin_template(name, tmp_path)
-    assert path.read_text() == fill_plugin_template(name)
     assert path.stem == name.replace("-", "_")
     assert complaints(path) == []
     assert registry.PARTS["selector"].find_module(name) == str(path.resolve())

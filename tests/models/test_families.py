@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.window import Phase, QueryState, Window
-from esa_cli.methods.registry import list_methods
+from esa_cli.methods.registry import RECIPES
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
@@ -186,7 +186,7 @@ def stored(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
     opened = StoredKVCache(library.open_document(entry))
-    stores = opened.open_layer_stores()
+    stores = opened.layers
     place = torch.float32, torch.device("cpu")
     tails = [MemoryKVStore(*shape, *place, first.shared) for shape in shapes]
     joined = [
@@ -240,7 +240,7 @@ def test_every_method_runs(name: str) -> None:
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
-    for recipe in list_methods():
+    for recipe in RECIPES.values():
         method = resolve_preset("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()

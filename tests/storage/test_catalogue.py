@@ -75,7 +75,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     make_catalogue(library)
     with library.open_catalogue() as catalogue:
         with catalogue.run_transaction():
-            catalogue.files.store_record(record)
+            catalogue.store_record(record)
         catalogue.save_file_records_of_folder("/town")
     path, draw = library.root / NAME, random.Random(3)
     for _ in range(20 if damage == "flips" else 1):
@@ -100,7 +100,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
         assert library.match_entries(wanted[0].id) == wanted[:1]
         assert damage == "flips" or library.synced_file_count == 1
         with library.open_search_catalogue() as catalogue:
-            assert damage == "flips" or catalogue.files.list_records() == [record]
+            assert damage == "flips" or catalogue.list_records() == [record]
             assert catalogue.index_stored_texts() == []
             assert damage == "flips" or len(catalogue.texts.list_digests()) == 3
     if damage == "folder":
@@ -139,15 +139,15 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     record = FileRecord(path, "1", digest_text(text), 3, why=path, folder=str(tmp_path))
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
         catalogue.texts.add_text(text, record.digest)
-        catalogue.files.store_record(record)
-        assert catalogue.files.find_record(path) == record
-        synced = catalogue.files.list_records_of_synced_files()
-        assert synced == catalogue.files.list_records_in_folder(str(tmp_path)) == [record]
+        catalogue.store_record(record)
+        assert catalogue.find_record(path) == record
+        synced = catalogue.list_records_of_synced_files()
+        assert synced == catalogue.list_records() == [record]
         assert len(catalogue.texts.rank_texts("harp")) == 1
     assert library.synced_file_count == 0, "the file does not exist"
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
-        catalogue.files.remove_records([path])
-        assert catalogue.files.find_record(path) is None
+        catalogue.remove_records([path])
+        assert catalogue.find_record(path) is None
         catalogue.texts.remove_text(record.digest)
     assert library.match_entries(path) == []
     assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
@@ -164,12 +164,12 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
 def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str) -> None:
     make_catalogue(library)
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
-        catalogue.files.store_record(FileRecord("/town/a.txt", "1", "", 3))
+        catalogue.store_record(FileRecord("/town/a.txt", "1", "", 3))
     with sqlite3.connect(library.root / NAME) as db:
         db.execute(damage)
     assert len(library.entries()) == 3
     with suppress(LibraryError), library.open_search_catalogue() as catalogue:
-        catalogue.files.list_records()
+        catalogue.list_records()
         catalogue.texts.rank_texts("anvil")
     library.remove(library.entries()[0])
     with library.open_catalogue() as catalogue:
@@ -193,10 +193,10 @@ def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None
             for _ in range(25):
                 with catalogue.run_transaction():
                     catalogue.texts.add_text(TEXTS[0], digest)
-                    catalogue.files.store_record(record)
+                    catalogue.store_record(record)
                 lost += not catalogue.texts.has_text(digest)
                 with catalogue.run_transaction():
-                    catalogue.files.remove_records([record.path])
+                    catalogue.remove_records([record.path])
                 catalogue.remove_unused_texts()
         return lost
 
@@ -247,11 +247,11 @@ def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
     with library.open_search_catalogue() as catalogue:
         assert len(catalogue.texts.list_digests()) == 3
         with catalogue.run_transaction():
-            catalogue.files.store_record(record)
+            catalogue.store_record(record)
             catalogue.texts.add_text(TEXTS[1], record.digest)
         assert [*catalogue.texts.rank_texts("anvil")] == [record.digest]
     with library.open_search_catalogue(always_copy=True) as catalogue:
-        assert catalogue.files.list_records() == []
+        assert catalogue.list_records() == []
     assert path.read_bytes() == before
     if os.name != "nt":
         assert path.stat().st_mode & 0o077 == 0
@@ -268,11 +268,11 @@ def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
     ]
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
         for record, text in zip(records, TEXTS, strict=True):
-            catalogue.files.store_record(record)
+            catalogue.store_record(record)
             catalogue.texts.add_text(text, record.digest)
     library.prune()
     with library.open_catalogue() as catalogue:
-        assert catalogue.files.list_records() == records[1:]
+        assert catalogue.list_records() == records[1:]
         assert catalogue.texts.list_digests() == {record.digest for record in records[1:]}
 
 
@@ -345,9 +345,12 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
         for text in others:
             catalogue.texts.remove_text(digest_text(text))
         catalogue.texts.remove_text(digest_text("was never there"))
+        for text in texts:
+            record = FileRecord(f"/town/{text}", "", digest_text(text), 0, folder="/town")
+            catalogue.store_record(record)
     found = catalogue.texts.rank_texts("zendor mifip")
     assert found == pytest.approx(plain_scores(texts, "zendor mifip"))
-    catalogue.texts.compact_catalogue_file()
+    catalogue.remove_unused_contents()
     assert catalogue.texts.rank_texts("zendor mifip") == found
 
 

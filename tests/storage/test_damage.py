@@ -47,9 +47,9 @@ def use(library: Library) -> None:
     entry = library.find_entry(library.compute_key(WITH, text_of(IDS)))
     assert entry is not None
     stored = library.open_document(entry)
-    assert (stored.text, stored.token_ids) == (text_of(IDS), IDS)
+    assert (stored.text, stored.token_ids.tolist()) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    layers = StoredKVCache(stored).open_layer_stores()
+    layers = StoredKVCache(stored).layers
     assert_holds(layers, IDS)
     for i, layer in enumerate(layers):
         assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
@@ -124,7 +124,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = StoredKVCache(kept.open_document(kept.entries()[0])).open_layer_stores()
+        one, two = StoredKVCache(kept.open_document(kept.entries()[0])).layers
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -229,7 +229,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = StoredKVCache(other.open_document(other.entries()[0])).open_layer_stores()
+    layers = StoredKVCache(other.open_document(other.entries()[0])).layers
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):

@@ -173,7 +173,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     found = Library(library.root).find_entry(entry.key)
     assert found == entry
     stored = library.open_document(found)
-    assert stored.token_ids == ids
+    assert stored.token_ids.tolist() == ids
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
     assert (found.head, found.marks) == (3, ([0, 1, None],))
@@ -182,7 +182,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     for maps, wanted in zip(cache.projections, fit_of(ids), strict=True):
         assert torch.equal(maps.query_map, wanted.query_map)
         assert torch.equal(maps.key_map, wanted.key_map)
-    assert_holds(cache.open_layer_stores(), ids)
+    assert_holds(cache.layers, ids)
     assert library.verify(entry) == []
     assert entry.nbytes == sum(
         (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
@@ -216,8 +216,8 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(StoredKVCache(library.open_document(second)).open_layer_stores(), long)
-    assert_holds(StoredKVCache(library.open_document(first)).open_layer_stores(), short)
+    assert_holds(StoredKVCache(library.open_document(second)).layers, long)
+    assert_holds(StoredKVCache(library.open_document(first)).layers, short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
@@ -239,7 +239,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), second, layout)
+    assert_holds(StoredKVCache(library.open_document(entry)).layers, second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -259,7 +259,7 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), ids)
+    assert_holds(StoredKVCache(library.open_document(entry)).layers, ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
@@ -287,7 +287,7 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = StoredKVCache(library.open_document(entry)).open_layer_stores()
+    layers = StoredKVCache(library.open_document(entry)).layers
     library.remove(entry)
     assert_holds(layers, ids)
 
@@ -312,7 +312,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), ids)
+    assert_holds(StoredKVCache(library.open_document(entry)).layers, ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,7 +365,7 @@ def test_an_archive_brings_documents_as_they_were(
     again = pull_documents(other, str(archive))
     assert (again.copied, again.already_there, again.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
-    assert_holds(StoredKVCache(stored).open_layer_stores(), stored.token_ids)
+    assert_holds(StoredKVCache(stored).layers, stored.token_ids.tolist())
     push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":

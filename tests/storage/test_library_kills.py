@@ -66,7 +66,7 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
         cut += was_at_it and bool(files(library)) and not library.entries()
         for entry in library.entries():
             assert library.verify(entry) == []
-            assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), IDS)
+            assert_holds(StoredKVCache(library.open_document(entry)).layers, IDS)
         key = library.compute_key(WITH, text_of(IDS))
         with library.open_writer(KVCacheWriter, key, WITH, IDS, layout) as writer:
             if isinstance(writer, KVCacheWriter):
@@ -156,7 +156,7 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
         entry = finish(writer, IDS)
     assert ended(number) == -signal.SIGKILL
     assert waited == [1]
-    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), IDS)
+    assert_holds(StoredKVCache(library.open_document(entry)).layers, IDS)
 
 
 def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
     for entry in found:
         assert library.verify(entry) == []
         stored = library.open_document(entry)
-        assert_holds(StoredKVCache(stored).open_layer_stores(), stored.token_ids)
+        assert_holds(StoredKVCache(stored).layers, stored.token_ids.tolist())
     before = files(library)
     library.prune()
     assert files(library) == before

@@ -59,7 +59,7 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     manifest = (tmp_path / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document %d " % (1 + bool(layout.states)))
     stored = library.open_document(entry)
-    assert (stored.token_ids, stored.text, stored.entry.layout) == (ids, text, layout)
+    assert (stored.token_ids.tolist(), stored.text, stored.entry.layout) == (ids, text, layout)
 
 
 def draw_layout(draw: random.Random) -> Layout:
@@ -195,7 +195,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             synced = draw.choice(["", str(folder)])
             records.append(FileRecord(str(path), stamp, digest, 1, folder=synced))
             with catalogue.run_transaction():
-                catalogue.files.store_record(records[-1])
+                catalogue.store_record(records[-1])
         (folder / "other").write_text("so that the folder is not empty")
         documents = [
             LibraryEntry(
@@ -210,7 +210,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
 
 def assert_divided(catalogue: Catalogue, *parts: list[LibraryEntry]) -> None:
     documents, present, former = parts
-    records = {record.path: record for record in catalogue.files.list_records()}
+    records = {record.path: record for record in catalogue.list_records()}
 
     def is_removed(record: FileRecord) -> bool:
         return not os.path.exists(record.path)  # and its folder is there

@@ -197,4 +197,4 @@ def test_a_disk_without_locks_is_named(library: Library, monkeypatch: pytest.Mon
             change()
         assert "another folder" in raised.value.hint
     assert library.verify(entry) == []
-    assert library.open_document(entry).token_ids == IDS, "what is there can be asked"
+    assert library.open_document(entry).token_ids.tolist() == IDS, "what is there can be asked"

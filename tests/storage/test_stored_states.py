@@ -57,7 +57,7 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
         entry = finish(writer, IDS)
     stored = StoredKVCache(library.open_document(entry))
     assert equal(stored.states, states_of(IDS, 70))
-    assert_holds(stored.open_layer_stores(), IDS)
+    assert_holds(stored.layers, IDS)
     assert entry.sizes["states"] == state_file(library).stat().st_size
     data = [name for name in files(library) if not name.endswith(".doc")]
     assert entry.nbytes == sum((library.root / name).stat().st_size for name in data)

@@ -78,7 +78,7 @@ class Model:
             self.append(writer.layers[0], count, reduce=True)
             writer.write_complete_segments(maps)
             entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = StoredKVCache(library.open_document(entry)).open_layer_stores()
+        [stored] = StoredKVCache(library.open_document(entry)).layers
         with pytest.raises(TypeError):
             stored.append(self.keys, self.values)
         if kind == "int8":

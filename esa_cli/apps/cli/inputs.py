@@ -74,7 +74,7 @@ def read_documents(
     """Reads the documents, or a shard of them, that names, folders and patterns stand for. Raises
     DocumentError. UsageError: there are no documents, or standard input cannot be divided."""
     files = find_files(document_names)
-    if not shard.is_whole_list:
+    if shard.count > 1:
         if "-" in document_names:
             raise UsageError("--shard cannot divide standard input (-)", SAVE_INPUT)
         count, files = len(files.paths), select_files_of_shard(files, shard)

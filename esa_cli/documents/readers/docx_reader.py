@@ -126,10 +126,8 @@ class _WordListNumbering:
     def __init__(self, numbering: Any) -> None:
         self._levels: dict[str, dict[int, _WordListLevel]] = {}
         self._counts: dict[str, list[int | None]] = {}
-        self._abstract = {
-            number.get(f"{W}numId", ""): _read_value(number, "abstractNumId") or ""
-            for number in numbering.findall(f"{W}num")
-        }
+        numbers = {one.get(f"{W}numId", ""): one for one in numbering.findall(f"{W}num")}
+        self._abstract = {id: _read_value(one, "abstractNumId") for id, one in numbers.items()}
         for element in numbering.findall(f"{W}abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
                 _parse_whole_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
@@ -144,7 +142,7 @@ class _WordListNumbering:
     def make_next_list_label(self, list_id: str, level: str | None, style_name: str) -> str:
         """Returns the number or bullet of the next paragraph of the list `list_id` at `level`, or
         at the level that names the paragraph's style if `level` is None."""
-        abstract = self._abstract.get(list_id, "")
+        abstract = self._abstract.get(list_id) or ""
         levels = self._levels.get(abstract, {})
         at = min(_parse_whole_number(level, 0), _LEVELS - 1)
         if level is None:

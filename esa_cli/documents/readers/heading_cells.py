@@ -6,7 +6,6 @@ below. A table of two columns may as well have names on its left side."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 HEAD = "head"
@@ -49,11 +48,11 @@ def _is_name_above_numbers(name: str, cells: list[str]) -> bool:
     """Whether a name with a digit is not as the cells below, which begin with a digit or a sign."""
     if any(cell[0].isalpha() for cell in cells):
         return False
-    return name[0].isalpha() or (_is_year(name) and not all(map(_is_year, cells)))
+    return name[0].isalpha() or (is_year(name) and not all(map(is_year, cells)))
 
 
-def _is_year(text: str) -> bool:
-    return re.fullmatch(r"(?:19|20)\d\d", text) is not None
+def is_year(text: str) -> bool:
+    return text.isdecimal() and len(text) == 4 and "1800" <= text <= "2100"
 
 
 def _has_digit(text: str) -> bool:

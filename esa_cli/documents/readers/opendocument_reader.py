@@ -34,6 +34,7 @@ _NOT_SHOWN = (
 _LINES = "//text:p[not(.//text:page-number)]"
 _HEADER_LINES, _FOOTER_LINES = f"//style:header{_LINES}", f"//style:footer{_LINES}"
 _RAISED = "//style:style[starts-with(style:text-properties/@style:text-position, 'super')]"
+_STYLE_NAME = f"{{{_SPACES['style']}}}name"
 _STYLE = "//style:style[@style:family='paragraph']"
 _BREAK = "style:paragraph-properties/@fo:break-before"
 _NEW_PAGE = f"{_BREAK}[.='page'] | @style:master-page-name[string()]"
@@ -61,8 +62,8 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
 def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> None:
     """Renames OpenDocument elements to HTML elements, and sets page numbers where pages begin."""
     paragraphs = [style for root in reversed(roots) for style in _find_elements(root, _STYLE)]
-    styles = {_get_style_name(style): style for style in paragraphs}
-    raised = {_get_style_name(style) for root in roots for style in _find_elements(root, _RAISED)}
+    styles = {style.get(_STYLE_NAME, ""): style for style in paragraphs}
+    raised = {one.get(_STYLE_NAME, "") for root in roots for one in _find_elements(root, _RAISED)}
     for element in _find_elements(body, _NOT_SHOWN):
         _replace_content(element, "")
     for note in _find_elements(body, "//text:note"):
@@ -110,10 +111,6 @@ def _does_style_begin_page(style_name: str, styles: dict[str, Any]) -> bool:
         return True
     parent = style.get(f"{{{_SPACES['style']}}}parent-style-name", "")
     return not _find_elements(style, _BREAK) and _does_style_begin_page(parent, styles)
-
-
-def _get_style_name(style: Any) -> str:
-    return str(style.get(f"{{{_SPACES['style']}}}name", ""))
 
 
 def _find_elements(element: Any, xpath: str) -> Any:

@@ -154,13 +154,11 @@ _LOCK = threading.Lock()
 _CHILD: list[DocumentReaderProcess] = []
 
 
+@atexit.register
 def stop_document_reader_process() -> None:
     if _CHILD and _CHILD[0].owner == os.getpid():
         _CHILD[0].kill_child_process()
     _CHILD.clear()
-
-
-atexit.register(stop_document_reader_process)
 
 
 def _replace_lock_after_fork() -> None:

@@ -19,6 +19,7 @@ from datetime import date, datetime, time, timedelta
 from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple
 
+from esa_cli.documents.readers.heading_cells import is_year
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument
@@ -164,14 +165,10 @@ def _starts_with_column_names(rows: Sequence[Sequence[str]]) -> bool:
         return False  # one column may have no name, as the numbers of rows often have none
     for at, cell in enumerate(rows[0]):
         below = [row[at] for row in rows[1:] if at < len(row) and row[at]]
-        years = _is_year(cell) and sum(map(_is_year, below)) * 2 <= len(below)
+        years = is_year(cell) and sum(map(is_year, below)) * 2 <= len(below)
         if len(cell) > _LONGEST_NAME or (_is_number(cell) and not years):
             return False
     return True
-
-
-def _is_year(text: str) -> bool:
-    return text.isdecimal() and len(text) == 4 and "1800" <= text <= "2100"
 
 
 def _is_number(text: str) -> bool:

@@ -16,6 +16,7 @@ _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 """Namespaces of Strict Open XML, which are those of the usual form by another name."""
+_SAFE = {"no_network": True, "resolve_entities": False}
 
 
 class ZipDocument:
@@ -51,9 +52,7 @@ class ZipDocument:
 
     def parse_xml(self, file_name: str) -> Any:
         """Returns the root element of an XML file, parsed without network access and entities."""
-        parser = self.etree.XMLParser(
-            resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
-        )
+        parser = self.etree.XMLParser(**_SAFE, load_dtd=False, remove_comments=True)
         return self.etree.fromstring(self._read_xml_bytes(file_name), parser)
 
     def parse_xml_if_any(self, file_name: str) -> Any:
@@ -63,8 +62,7 @@ class ZipDocument:
     def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
         """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
         file = io.BytesIO(self._read_xml_bytes(file_name))
-        options = {"no_network": True, "resolve_entities": False}
-        for _, element in self.etree.iterparse(file, tag=tag, **options):
+        for _, element in self.etree.iterparse(file, tag=tag, **_SAFE):
             yield element
             element.clear()
 

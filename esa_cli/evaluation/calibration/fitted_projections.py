@@ -21,7 +21,7 @@ from torch import Tensor
 
 from esa_cli.attention import compression
 from esa_cli.attention.algebra import concat_key_heads, fold
-from esa_cli.attention.compression import Linear, fit_closed_form_projections, fit_pca_projections
+from esa_cli.attention.compression import ClosedFormCompressor, Linear, PcaCompressor
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
 from esa_cli.attention.step import ChunkTrace
@@ -118,8 +118,8 @@ def fit_projections(
         return train_projections(queries, keys, rank, training)
     moments = Moments()
     moments.add_tokens(queries, keys)
-    fit = fit_closed_form_projections if fitting_method == "closed-form" else fit_pca_projections
-    projections = fit(moments, rank)
+    compressor = ClosedFormCompressor if fitting_method == "closed-form" else PcaCompressor
+    projections = compressor(rank).fit(0, moments)
     return Linear(projections.query_map.contiguous(), projections.key_map.contiguous())
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool1d
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
@@ -23,7 +24,7 @@ from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.selftest_run import find_token_positions
 from esa_cli.evaluation.tasks.task_sample import TaskDocument
-from esa_cli.methods.consensus import average_over_windows, find_centred_window_start
+from esa_cli.methods.consensus import find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import LoadedModel
 from esa_cli.models.attachment.attach import attach
@@ -60,7 +61,8 @@ def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
     """Returns the sums of votes (M,), and of votes times offsets, in W windows of tokens (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return average_over_windows(both, window_size, choose_window_stride(window_size)) * window_size
+    means = avg_pool1d(both, window_size, stride=choose_window_stride(window_size))
+    return means * window_size
 
 
 def find_needle_hits_and_margins(

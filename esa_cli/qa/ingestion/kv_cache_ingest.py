@@ -109,12 +109,11 @@ class KvCacheIngester(DocumentIngester):
     def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
-        cache = StoredKVCache(stored)
-        layers = cache.open_layer_stores(self.esa.session.model.device)
-        projections = cache.projections or [None] * len(layers)
-        states: list[dict[type, LayerState]] = [{} for _ in layers]
+        cache = StoredKVCache(stored, self.esa.session.model.device)
+        projections = cache.projections or [None] * len(cache.layers)
+        states: list[dict[type, LayerState]] = [{} for _ in cache.layers]
         prefilled = PrefilledDocument(
-            stored.token_ids, layers, projections, entry.head,
+            stored.token_ids.tolist(), cache.layers, projections, entry.head,
             states=states, recurrent=self._move_recurrent_states_to_device(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)

@@ -84,11 +84,11 @@ def _parse_file_if_changed(
     catalogue: Catalogue, path: str, folder: str, changes: FileChanges
 ) -> Callable[[], None] | None:
     """Parses a file if it has changed, and returns a function that writes the new record."""
-    files, texts = catalogue.files, catalogue.texts
-    known = files.find_record(path) or FileRecord(path, "", "", 0)
+    known = catalogue.find_record(path) or FileRecord(path, "", "", 0)
     folder, text = folder or known.folder, ""
     # A record alone is of a catalogue that was lost: its words are missing.
-    if known.is_file_unchanged and (not known.digest or texts.has_text(known.digest)):
+    has_words = not known.digest or catalogue.texts.has_text(known.digest)
+    if known.is_file_unchanged and has_words:
         record = known._replace(folder=folder, why="" if known.digest else known.why)
     else:
         stamp = ""
@@ -113,8 +113,8 @@ def _parse_file_if_changed(
 
     def store_parsed_file() -> None:
         if text:
-            texts.add_text(text, record.digest)
-        files.store_record(record)
+            catalogue.texts.add_text(text, record.digest)
+        catalogue.store_record(record)
 
     return store_parsed_file
 
@@ -127,11 +127,11 @@ def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
 def record_file_of_document(catalogue: Catalogue, document: Document) -> None:
     """Records that the file of a document has the document's text now."""
     path = os.path.abspath(document.source)
-    known = catalogue.files.find_record(path)
+    known = catalogue.find_record(path)
     record = _make_file_record(document, path, known.folder if known else "")
     if record != known:
         with catalogue.run_transaction():
-            catalogue.files.store_record(record)
+            catalogue.store_record(record)
 
 
 class FolderSyncResult(NamedTuple):
@@ -177,14 +177,14 @@ def sync_folder(
     if removed and found.files:  # else the folder may be on a disk that is away
         with catalogue.run_transaction():
             for one in removed:
-                catalogue.files.store_record(one._replace(why=f"there is no document {one.path}"))
+                catalogue.store_record(one._replace(why=f"there is no document {one.path}"))
     catalogue.save_file_records_of_folder(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out_files(folder))
 
 
 def delete_removed_file_records(catalogue: Catalogue, folder: str, sync: FolderSyncResult) -> None:
     with catalogue.run_transaction():
-        catalogue.files.remove_records(one.path for one in sync.removed)
+        catalogue.remove_records(one.path for one in sync.removed)
     catalogue.remove_unused_texts()
     catalogue.save_file_records_of_folder(folder)
 
@@ -194,9 +194,9 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
     return [
-        one for one in catalogue.files.list_records_in_folder(folder)
-        if one.path not in listed and not one.path.startswith(closed)
-        and not os.path.lexists(one.path)
+        one for one in catalogue.list_records()
+        if one.path.startswith(os.path.join(folder, "")) and one.path not in listed
+        and not one.path.startswith(closed) and not os.path.lexists(one.path)
     ]  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def record_removed_files(
     if gone and (found_files.files or even_if_empty):
         with catalogue.run_transaction():
             for one in gone:
-                catalogue.files.store_record(FileRecord(one.path, "", "", 0, folder=synced_folder))
+                catalogue.store_record(FileRecord(one.path, "", "", 0, folder=synced_folder))
     return gone
 
 
@@ -236,7 +236,7 @@ def find_outdated_entries(
     again = [path for path in paths if resolve_folder_links(path) in sources]
     records = index_files(catalogue, again).readable_records
     now = {resolve_folder_links(one.path): one.digest for one in records}
-    kept = [one for one in catalogue.files.list_records() if one.path not in gone]
+    kept = [one for one in catalogue.list_records() if one.path not in gone]
     current = {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
     return [
         one for one in entries
@@ -303,7 +303,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
     known, refused = catalogue.load_file_record_lookup(), list[FileRecord]()
     files = [one for entry in stored for one in known.find_file_records(entry.file_path)]
-    for record in dict.fromkeys([*catalogue.files.list_records_of_synced_files(), *files]):
+    for record in dict.fromkeys([*catalogue.list_records_of_synced_files(), *files]):
         if known.is_file_removed(record) or record.digest in texts:
             continue
         exists = os.path.lexists(record.path)
@@ -319,7 +319,7 @@ def _find_changed_files(catalogue: Catalogue, entries: Sequence[LibraryEntry]) -
     """Returns the paths of files whose text may have changed, or whose words are not indexed."""
     known, texts = catalogue.load_file_record_lookup(), {entry.text_sha256 for entry in entries}
     texts |= {"", *catalogue.texts.list_digests()}
-    records, paths = catalogue.files.list_records_of_synced_files(), list[str]()
+    records, paths = catalogue.list_records_of_synced_files(), list[str]()
     for entry in entries:
         of_file = known.find_file_records(entry.file_path)
         records += of_file

@@ -116,37 +116,6 @@ _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
 _INSERT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
 
 
-class FileRecordTable:
-    """The catalogue's table of ingested files; callers open the transactions."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def list_records(self) -> list[FileRecord]:
-        return [*map(_decode_file_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
-
-    def find_record(self, file_path: str) -> FileRecord | None:
-        values = (_encode_text_with_lone_surrogates(file_path),)
-        rows = self._db.execute(f"{_SELECT} WHERE path = ?", values).fetchall()
-        return _decode_file_record(rows[0]) if rows else None
-
-    def store_record(self, record: FileRecord) -> None:
-        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_text_with_lone_surrogates, record)])
-
-    def remove_records(self, paths: Iterable[str]) -> None:
-        rows = [(_encode_text_with_lone_surrogates(path),) for path in paths]
-        self._db.executemany("DELETE FROM files WHERE path = ?", rows)
-
-    def list_records_in_folder(self, folder: str) -> list[FileRecord]:
-        """Returns the records of all ingested files in a folder and its subfolders."""
-        start = os.path.join(folder, "")
-        return [record for record in self.list_records() if record.path.startswith(start)]
-
-    def list_records_of_synced_files(self) -> list[FileRecord]:
-        """Returns the records of files that `esa ingest --words` added, sorted by path."""
-        return [record for record in self.list_records() if record.folder]
-
-
 class TextIndex:
     """Searches texts by words with sqlite's full-text search (FTS5). Callers open the transactions.
 
@@ -213,11 +182,6 @@ class TextIndex:
             query = " OR ".join(f'"{_replace_apostrophes(stem)}"' for stem in stems)
             self._db.execute(_FIND, (number, query))
         return dict(self._db.execute(_RANK))
-
-    def compact_catalogue_file(self) -> None:
-        """Frees the disk space of removed texts; meanwhile no other process may write texts."""
-        self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
-        self._db.execute("VACUUM")
 
 
 def _replace_apostrophes(word: str) -> str:
@@ -300,11 +264,12 @@ def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
 
 
 class Catalogue:
-    """A library's catalogue, opened by one connection to sqlite that is not thread-safe."""
+    """A library's records of ingested files and index of texts, opened by one connection to sqlite
+    that is not thread-safe. Callers of `store_record` and `remove_records` open a transaction."""
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
-        self.texts, self.files = TextIndex(db), FileRecordTable(db)
+        self.texts = TextIndex(db)
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
@@ -312,17 +277,35 @@ class Catalogue:
         with self._db:
             yield
 
+    def list_records(self) -> list[FileRecord]:
+        return [*map(_decode_file_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
+
+    def find_record(self, file_path: str) -> FileRecord | None:
+        values = (_encode_text_with_lone_surrogates(file_path),)
+        rows = self._db.execute(f"{_SELECT} WHERE path = ?", values).fetchall()
+        return _decode_file_record(rows[0]) if rows else None
+
+    def store_record(self, record: FileRecord) -> None:
+        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_text_with_lone_surrogates, record)])
+
+    def remove_records(self, paths: Iterable[str]) -> None:
+        rows = [(_encode_text_with_lone_surrogates(path),) for path in paths]
+        self._db.executemany("DELETE FROM files WHERE path = ?", rows)
+
+    def list_records_of_synced_files(self) -> list[FileRecord]:
+        """Returns the records of files that `esa ingest --words` added, sorted by path."""
+        return [record for record in self.list_records() if record.folder]
+
     def list_present_and_former(self) -> PresentAndFormerEntries:
         entries = document_files.read_manifests(self._paths)
         return self.load_file_record_lookup().divide_by_presence(entries)
 
     def load_file_record_lookup(self) -> FileRecordLookup:
-        return FileRecordLookup(self._paths, self.files.list_records())
+        return FileRecordLookup(self._paths, self.list_records())
 
     def save_file_records_of_folder(self, folder: str) -> None:
         """Saves the records of a folder, for new catalogues. Raises LibraryError, DiskError."""
-        synced = self.files.list_records_of_synced_files()
-        records = [record._asdict() for record in synced if record.folder == folder]
+        records = [one._asdict() for one in self.list_records() if one.folder == folder]
         path = _get_folder_records_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.convert_write_errors(self._paths.root):
@@ -370,24 +353,23 @@ class Catalogue:
         self.write_changes_in_batches(yield_additions_of_missing_texts())
         return errors
 
-    def remove_unused_texts(self) -> int:
-        """Removes texts that no document or file has from the index, and returns their number."""
+    def remove_unused_texts(self) -> None:
+        """Removes texts that no document or file has from the index."""
         stored = set(map_text_digests_to_document_keys(self._paths))
         with self.run_transaction():  # within it no other process can begin to use one
-            recorded = {record.digest for record in self.files.list_records()}
-            digests = self.texts.list_digests() - stored - recorded
-            for digest in digests:
+            recorded = {record.digest for record in self.list_records()}
+            for digest in self.texts.list_digests() - stored - recorded:
                 self.texts.remove_text(digest)
-        return len(digests)
 
     def remove_unused_contents(self) -> None:
         """Removes unused texts, and the records of missing files that were not ingested by `esa
-        ingest --words`, and compacts the catalogue's file."""
-        paths = [record.path for record in self.files.list_records() if not record.folder]
+        ingest --words`, and compacts the catalogue's file, which no other process may change."""
+        paths = [record.path for record in self.list_records() if not record.folder]
         with self.run_transaction():
-            self.files.remove_records(path for path in paths if not os.path.exists(path))
+            self.remove_records(path for path in paths if not os.path.exists(path))
         self.remove_unused_texts()
-        self.texts.compact_catalogue_file()
+        self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
+        self._db.execute("VACUUM")
 
 
 def map_text_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
@@ -430,7 +412,7 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
-            return FileRecordTable(db).list_records()
+            return Catalogue(paths, db).list_records()
     return _read_records_of_synced_files(paths)
 
 

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,8 +51,9 @@ class PruneResult:
 
 
 class StoredDocument:
-    """A stored document opened for questions, with memory-mapped KV cache; `offsets` (n, 2) are the
-    first character and the end of each token. Raises LibraryError: a file is missing or damaged."""
+    """A stored document opened for questions, with memory-mapped KV cache and `token_ids` (n,), and
+    the first character and the end of each token in `offsets` (n, 2). Raises LibraryError: a file
+    is missing or damaged."""
 
     def __init__(self, paths: LibraryPaths, entry: LibraryEntry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
@@ -61,15 +62,11 @@ class StoredDocument:
         self.text = document_files.read_document_text(paths, entry)
         path = paths.get_document_path(key, "tokens")
         payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
-        self._ids, self.offsets = unpack_tokens(payload)
+        self.token_ids, self.offsets = unpack_tokens(payload)
         self.segments = [
             KVSegmentFile(path, entry.layout, entry.count_segment_tokens(i), key)
             for i, path in enumerate(map(paths.get_segment_path, entry.segments))
         ]
-
-    @cached_property
-    def token_ids(self) -> list[int]:
-        return list(self._ids.tolist())
 
     def read_encoded_first_layer(self) -> Tensor:
         """Returns the stored bytes of the first layer, one row per token. Raises LibraryError."""
@@ -81,7 +78,7 @@ class StoredDocument:
 
 class DocumentWriter:
     """Writes the files of a document while `Library.open_writer` locks the document. `wrote` says
-    whether a file was written, and `is_finished` whether the document exists."""
+    whether a file was written."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -89,7 +86,7 @@ class DocumentWriter:
     ) -> None:  # fmt: skip
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
-        self.wrote = self.is_finished = False
+        self.wrote = False
         self._fit = document_files.NO_FIT
         self.segments = self._open_segments_on_disk()
 
@@ -176,7 +173,6 @@ class DocumentWriter:
             document_files.write_manifest(paths, entry)
             paths.get_segment_claim_path(key).unlink()
         paths.mark_document_used(key)
-        self.is_finished = True
         return document_files.read_manifest(paths, key)
 
 
@@ -289,7 +285,7 @@ class Library:
                     disk.require_free_disk_space(self.root, size)
                     yield writer
                 finally:
-                    if not (writer.is_finished or writer.wrote or was_claimed):
+                    if not (writer.wrote or was_claimed):
                         with suppress(OSError):
                             paths.get_segment_claim_path(key).unlink()
         if entry is not None:
@@ -442,11 +438,8 @@ def make_needed_file_filter(
         if path.suffix == ".fit":
             # An ingest writes its projections before the first segment that names them.
             return needs_unknown or is_ingesting or path.stem in fits
-        return (
-            needs_unknown
-            or path.stem in segments
-            or document_files.extract_segment_hash(path.stem) in prefixes
-        )
+        segment_hash = document_files.extract_segment_hash(path.stem)
+        return needs_unknown or path.stem in segments or segment_hash in prefixes
 
     kept = filter(is_file_needed, paths.list_complete_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}

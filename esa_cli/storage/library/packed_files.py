@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -51,13 +50,6 @@ def unpack_tokens(packed_tokens: bytes) -> tuple[Tensor, Tensor]:
     return tensors["ids"], tensors["offsets"]
 
 
-class RecurrentStates(NamedTuple):
-    """The states of a model's recurrent layers after the last token of the segment `segment`."""
-
-    segment: str
-    states: list[State]
-
-
 def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
@@ -67,8 +59,11 @@ def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tenso
     return f"{segment_hash}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
-def unpack_recurrent_states(data: bytes, path: Path, layout: Layout, key: str) -> RecurrentStates:
-    """Unpacks the recurrent layers' states from a file. Raises LibraryError: they are damaged."""
+def unpack_recurrent_states(
+    data: bytes, path: Path, layout: Layout, key: str
+) -> tuple[str, list[State]]:
+    """Unpacks the hash of a segment, and the recurrent layers' states after the segment's last
+    token, from a file. Raises LibraryError: they are damaged."""
     name, _, packed = data.partition(b"\n")
     try:
         tensors = load(packed)
@@ -81,7 +76,7 @@ def unpack_recurrent_states(data: bytes, path: Path, layout: Layout, key: str) -
             if match is None:
                 raise ValueError(tensor)
             states[int(match[1])][match[2]] = value
-        return RecurrentStates(name.decode("ascii"), states)
+        return name.decode("ascii"), states
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
 
@@ -130,7 +125,7 @@ def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path:
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(document_files.extract_segment_hash, entry.segments)]
     if file_kind == "states":
-        return unpack_recurrent_states(payload, path, layout, entry.key).segment == prefixes[-1]
+        return unpack_recurrent_states(payload, path, layout, entry.key)[0] == prefixes[-1]
     if file_kind == "tokens":
         numbers, offsets = unpack_tokens(payload)
         ids = numbers.tolist()

@@ -18,7 +18,7 @@ from esa_cli.storage.library import disk, document_files, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
-from esa_cli.storage.library.packed_files import Projections, RecurrentStates, State
+from esa_cli.storage.library.packed_files import Projections, State
 from esa_cli.storage.memory_store import BLOCK, CPU, Blocks, KVStoreChain, KVStoreSlice
 
 
@@ -79,15 +79,15 @@ class SegmentKVStore(document_files.KVSegmentLayer):
 
 def read_recurrent_states(
     paths: LibraryPaths, layout: Layout, key: str, segment_hash: str = ""
-) -> RecurrentStates:
-    """Reads the states of the model's recurrent layers stored with a document. Raises LibraryError:
-    the file is missing, damaged, or has the states after another segment than `segment_hash`."""
+) -> tuple[str, list[State]]:
+    """Reads the hash of a document's segment, and the states of the model's recurrent layers after
+    the segment. Raises LibraryError: it is missing, damaged, or of another `segment_hash`."""
     path = paths.get_document_path(key, "states")
     payload = disk.read_checksummed_file(path, "states", key)
-    stored = packed_files.unpack_recurrent_states(payload, path, layout, key)
-    if segment_hash not in ("", stored.segment):
+    stored_hash, states = packed_files.unpack_recurrent_states(payload, path, layout, key)
+    if segment_hash not in ("", stored_hash):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
-    return stored
+    return stored_hash, states
 
 
 def _read_projections_file(
@@ -103,28 +103,30 @@ def _read_projections_file(
     return packed_files.unpack_projections(packed)
 
 
-class StoredKVCache:
-    """The KV cache of a document opened from the library, with the fitted projections, and the
-    states of the model's recurrent layers after the document's last token. Raises LibraryError: a
-    file of the document is missing, damaged or of another format."""
+def _list_layer_slices(
+    segments: Sequence[KVSegmentFile], layer: int, device: torch.device
+) -> list[KVStoreSlice]:
+    stores = (SegmentKVStore(segment, layer, device) for segment in segments)
+    return [KVStoreSlice(store, 0, len(store)) for store in stores]
 
-    def __init__(self, document: StoredDocument) -> None:
+
+class StoredKVCache:
+    """The KV cache of a document opened from the library: for each of the `layers` a read-only
+    store that loads keys and values to `device`, the fitted projections, and the states of the
+    model's recurrent layers after the document's last token. Raises LibraryError: a file of the
+    document is missing, damaged or of another format."""
+
+    def __init__(self, document: StoredDocument, device: torch.device = CPU) -> None:
         paths, entry = document.paths, document.entry
-        self._segments, self._layer_count = document.segments, entry.layout.layers
+        parts = (
+            _list_layer_slices(document.segments, i, device) for i in range(entry.layout.layers)
+        )
+        self.layers = [KVStoreChain(slices, slices[0].store) for slices in parts]
         self.projections = _read_projections_file(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
             last = document_files.extract_segment_hash(entry.segments[-1])
-            self.states = read_recurrent_states(paths, entry.layout, entry.key, last).states
-
-    def open_layer_stores(self, device: torch.device = CPU) -> list[KVStoreChain]:
-        """Returns, for each layer, a read-only store that loads keys and values to `device`."""
-        stores = list[KVStoreChain]()
-        for layer in range(self._layer_count):
-            parts = [SegmentKVStore(segment, layer, device) for segment in self._segments]
-            slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
-            stores.append(KVStoreChain(slices, parts[0]))
-        return stores
+            _, self.states = read_recurrent_states(paths, entry.layout, entry.key, last)
 
 
 class KVCacheWriter(DocumentWriter):
@@ -144,8 +146,7 @@ class KVCacheWriter(DocumentWriter):
             shape = layout.make_layer_layout(i)
             sizes = shape.heads, shape.dim, dtype, device, shape.shared
             tail = memory_store.MemoryKVStore(*sizes, expected=layout.segment)
-            parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
-            slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
+            slices = _list_layer_slices(self.segments, i, device)
             self.layers.append(memory_store.AppendableKVStoreChain(slices, tail))
 
     def _open_segments_on_disk(self) -> list[KVSegmentFile]:
@@ -154,11 +155,11 @@ class KVCacheWriter(DocumentWriter):
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
             try:
-                stored = read_recurrent_states(self.paths, layout, self.key)
-                prefixes = self._prefixes[: self._prefixes.index(stored.segment) + 1]
+                last, states = read_recurrent_states(self.paths, layout, self.key)
+                prefixes = self._prefixes[: self._prefixes.index(last) + 1]
             except (LibraryError, ValueError):
                 return []
-            states, min_count = stored.states, len(prefixes)
+            min_count = len(prefixes)
         for path in sorted(self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")):
             fit = path.stem.partition("-")[2]
             with suppress(LibraryError):

@@ -197,14 +197,14 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "default" else given
     chosen = load_preset(base, given)
-    for one in registry.list_methods():
+    for one in registry.RECIPES.values():
         made = resolve_preset(chosen, method=one.name, document_tokens=length)
         assert made.preset == replace_method(one.name, chosen, length), one.name
         assert resolve_preset(made) is made
         assert resolve_preset(base, given, one.name, length) == made
 
 
-@pytest.mark.parametrize("name", [one.name for one in registry.list_methods()])
+@pytest.mark.parametrize("name", sorted(registry.RECIPES))
 def test_ask_answers_by_any_method(name: str, esa: Esa, note: str) -> None:
     done = esa("ask", note, "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,7 +146,9 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ingest_command, "iterate_at_poll_intervals", changes)
+    waits = changes()
+    clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: next(waits))
+    monkeypatch.setattr(ingest_command, "time", clock)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

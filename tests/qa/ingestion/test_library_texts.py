@@ -73,7 +73,7 @@ def test_words_of_another_version_are_made_again(
         with library.open_catalogue() as catalogue:
             assert len(catalogue.texts.list_digests()) == 0
             assert not catalogue.texts.rank_texts("harp")
-            assert catalogue.files.find_record(first[0].path) == first[0]
+            assert catalogue.find_record(first[0].path) == first[0]
     with library.open_catalogue() as catalogue:
         changes = update(catalogue, *names)
         assert (changes.records, changes.changed, changes.added) == (first, [], [])

@@ -82,7 +82,7 @@ def batch(
         answer_settings = {**asking, **model.make_cache_key_fields(), "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
-        if not shard.is_whole_list:
+        if shard.count > 1:
             # In groups, so that shards share few documents.
             groups = group_questions_by_documents(enumerate(asked[:limit]))
             indices = [index for group in groups for index, _ in group]

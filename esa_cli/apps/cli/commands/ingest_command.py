@@ -24,7 +24,6 @@ from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, Usa
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.storage.library import FileRecord, Library, LibraryEntry
 from esa_cli.storage.library.disk import get_library_folder
-from esa_cli.system.files import iterate_at_poll_intervals
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from esa_cli.apps.ingest_engine import IngestRow
     from esa_cli.qa.api import Esa
 
-SETTLE_S = 1.0
-"""Seconds to wait after a change in a watched folder, as a file may still be growing."""
+POLL_S = 6.0
+"""Seconds between two looks for changes in a watched folder."""
 CHANGES = {
     "added": "added",
     "changed": "changed",
@@ -198,8 +197,8 @@ def _update_library_from_folders(
         update_library_and_print_changes(folder, is_first=True)
     if watch:
         updater.reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
-        for _ in iterate_at_poll_intervals():
-            time.sleep(SETTLE_S)
+        while True:
+            time.sleep(POLL_S)
             for folder in checked:
                 update_library_and_print_changes(folder, is_first=False)
     if any(failed.values()):

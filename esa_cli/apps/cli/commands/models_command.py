@@ -179,7 +179,8 @@ def methods(
 
     load_installed_plugins()
     options.load_plugin_files(files)
-    recipes, parts = registry.list_methods(), registry.list_registered_classes()
+    recipes = [registry.RECIPES[name] for name in sorted(registry.RECIPES)]
+    parts = registry.list_registered_classes()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
