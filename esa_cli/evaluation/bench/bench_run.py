@@ -121,10 +121,10 @@ class BenchAnswerer:
 
     def __init__(
         self, session: Session, method: str, preset: Preset,
-        make_progress: Callable[[str, BenchRecord], Progress | None],
+        start_progress: Callable[[str], Progress | None],
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
-        self.make_progress = make_progress
+        self.start_progress = start_progress
         self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAnswerer(session, preset) if from_text else None
@@ -159,7 +159,7 @@ class BenchAnswerer:
 
     def _prefill_or_index_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
-        progress = self.make_progress(self.method, record)
+        progress = self.start_progress(f"{self.method}: {record.task}, record {record.id}")
         if self._text is not None:
             self._text.index_text(record.document, progress)
         else:

@@ -21,13 +21,11 @@ from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.machine import format_duration, format_size
-from esa_cli.system.progress import Progress
 from esa_cli.system.registry import find_by_name
 from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
-    from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.qa.presets.preset import Preset
@@ -153,9 +151,9 @@ def _run_selftests(
             reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
-            display, deadline = SelftestProgressDisplay(reporter), common.compute_deadline()
+            deadline = common.compute_deadline()
             return SelftestRun(
-                loaded, preset, settings, haystack, journal, display, deadline, shard
+                loaded, preset, settings, haystack, journal, reporter, deadline, shard
             ).ask_all_questions()
 
     def print_results(is_complete: bool) -> None:
@@ -180,23 +178,6 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
             print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
-
-
-class SelftestProgressDisplay:
-    """Shows the progress of the prefills and questions of `esa selftest`."""
-
-    def __init__(self, reporter: terminal.Reporter) -> None:
-        self._reporter = reporter
-
-    def show_prefill(self, test: str, length: int, methods: Sequence[str], total: int) -> Progress:
-        label = f"{test} at {length:,} tokens: reading for {', '.join(methods)}"
-        return self._reporter.start_progress(label)
-
-    def show_answer(self, row: dict[str, Any]) -> None:
-        self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
-
-    def warn(self, text: str) -> None:
-        self._reporter.show_note(f"esa: {text}")
 
 
 @options.make_typer_command
@@ -251,8 +232,8 @@ def compare(
         with quiet_transformers():
             rows = run_plan.compare_answers_of_methods(
                 ready.model.load_transformers_model(reporter), chosen, grouped, text, question,
-                max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
-                reporter.start_progress(f"reading for {', '.join(names)}"),
+                max_passages=top, max_new_tokens=max_new_tokens,
+                start_progress=reporter.start_progress,
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -349,9 +330,6 @@ def bench(
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
 
-    def show_reading_progress(method: str, record: BenchRecord) -> Progress:
-        return reporter.start_progress(f"{method}: {record.task}, record {record.id}")
-
     def ask_missing_questions() -> bool:
         if complete:
             return True
@@ -363,8 +341,9 @@ def bench(
             loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
+                progress = reporter.start_progress
                 for method, preset in presets.items():
-                    asker = bench_run.BenchAnswerer(session, method, preset, show_reading_progress)
+                    asker = bench_run.BenchAnswerer(session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not ask_unanswered_questions(
