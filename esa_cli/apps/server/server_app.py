@@ -31,7 +31,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from esa_cli.apps.cli.output.terminal import pluralize
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.access_log import note_facts
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
@@ -233,12 +233,12 @@ class ServerLimits:
 
 def make_asgi_app(
     esa: Esa, documents: AllowedDocuments, token: str | None, limits: ServerLimits,
-    log_answer: Callable[[str], None], log_error: Callable[[str], None],
-    mcp_tools: McpDocumentTools | None = None, access_log: Middleware | None = None,
+    reporter: Reporter, mcp_tools: McpDocumentTools | None = None,
+    access_log: Middleware | None = None,
 ) -> Starlette:  # fmt: skip
-    """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
-    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp."""
-    routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
+    """Returns the HTTP server as an ASGI application. With `mcp_tools` it is an MCP server, too, at
+    /mcp. `reporter` gets notes of answers, and warnings of errors that are the server's fault."""
+    routes = _ServerRoutes(esa, documents, limits, reporter)
     mcp_manager: StreamableHTTPSessionManager | None = None
     if mcp_tools is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -284,8 +284,7 @@ class _ServerRoutes:
     esa: Esa
     documents: AllowedDocuments
     limits: ServerLimits
-    note: Callable[[str], None]
-    warn: Callable[[str], None]
+    reporter: Reporter
 
     def __post_init__(self) -> None:
         self.worker = JobThread(self.limits.max_queue)
@@ -406,7 +405,7 @@ class _ServerRoutes:
                 reply = text.finish_reply(reply)
             note(tokens=reply.answer_tokens)
             count = pluralize(reply.answer_tokens, "token")
-            self.note(f"{count} answered in {reply.total_s:.1f} s")
+            self.reporter.show_note(f"esa: {count} answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps() if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
@@ -449,7 +448,7 @@ class _ServerRoutes:
     def _log_and_convert_to_api_error(self, error: Exception) -> ApiError:
         """Converts an error to an `ApiError`, and logs errors that are the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(wire.join_message_and_hint(error))
+            self.reporter.warn(f"esa: {wire.join_message_and_hint(error)}")
         return wire.convert_to_api_error(error)
 
 

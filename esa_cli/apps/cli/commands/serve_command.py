@@ -84,10 +84,8 @@ class ServeCommandOptions:
             wrong = f"--log {self.log} cannot be written: {error.strerror}"
             raise UsageError(wrong, "name a file in a folder that you may write to") from error
         with file:
-            yield Middleware(
-                AccessLogMiddleware, file=file, with_questions=self.log_questions,
-                warn=lambda line: reporter.warn(f"esa: {line}"),
-            )  # fmt: skip
+            options = {"with_questions": self.log_questions, "warn": reporter.warn}
+            yield Middleware(AccessLogMiddleware, file=file, **options)
 
 
 @options.make_typer_command
@@ -174,9 +172,7 @@ def serve_over_http(
         )
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
-            esa, allowed, opts.token, limits,
-            lambda line: reporter.show_note(f"esa: {line}"),
-            lambda line: reporter.warn(f"esa: {line}"),
+            esa, allowed, opts.token, limits, reporter,
             mcp_tools=make_mcp_tools(allowed) if make_mcp_tools else None, access_log=access_log,
         )  # fmt: skip
         address = server_app.make_base_url(sock)
