@@ -79,7 +79,7 @@ def batch(
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **model.make_cache_key_fields(), "preset": settings}
+        answer_settings = {**asking, "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole_list:

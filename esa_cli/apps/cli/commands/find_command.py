@@ -377,7 +377,6 @@ def collect(
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **opts.make_esa_collect_arguments(),
-            **model.make_cache_key_fields(),
         }
         key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
