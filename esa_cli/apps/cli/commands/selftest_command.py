@@ -299,9 +299,9 @@ def bench(
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
     selection = bench_run.BenchRecordSelection(benchmark, data, wanted, limit, shard)
-    survey, length = selection.check_and_hash_records(), benchmark.length
+    record_hashes, longest_prompt = selection.check_and_hash_records()
     reporter.show_stage("import", 0, None)
-    names = common.choose_compared_methods(chosen)
+    names, length = common.choose_compared_methods(chosen), benchmark.length
     presets = {method: set_method_to_compare(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
@@ -319,9 +319,9 @@ def bench(
         common.out, header, fixed_fields=("benchmark", "settings"), key_fields=bench_run.KEY,
         describe_invalid_row=bench_run.describe_invalid_row, other_shards=common.join or (),
     )  # fmt: skip
-    complete = survey.has_all_result_rows(journal, presets)
+    complete = bench_run.has_all_result_rows(journal, presets, record_hashes)
     known = fetch_and_check_model(chosen, place, reporter)
-    known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
+    known.check_methods_can_run(presets, known.count_tokens(longest_prompt))
     left_out: list[dict[str, str]] = []
 
     def warn_of_too_long_question(case: QuestionToAsk, error: LengthError) -> None:
@@ -387,15 +387,11 @@ def _print_benchmark_scores(
 ) -> None:  # fmt: skip
     from esa_cli.evaluation.bench import bench_run
 
-    benchmark, scores = selection.benchmark, bench_run.group_scores_by_method(journal.rows)
+    benchmark = selection.benchmark
+    scores = bench_run.compute_scores(benchmark, journal.rows)
     notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
     if as_json:
-        result = {
-            "complete": is_complete,
-            "scores": bench_run.make_score_dict(benchmark, scores),
-            "notes": notes,
-            "left_out": too_long,
-        }
+        result = {"complete": is_complete, "scores": scores, "notes": notes, "left_out": too_long}
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
     notes += [f"records left out, as they do not fit: {len(too_long):,}"] if too_long else []
