@@ -289,7 +289,7 @@ class _ServerRoutes:
     def __post_init__(self) -> None:
         self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
-        self.sent_now = 0
+        self.sending = asyncio.Semaphore(MAX_SENT_AT_ONCE)
 
     async def show_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.count_unfinished_jobs()})
@@ -317,16 +317,13 @@ class _ServerRoutes:
             raise ApiError(400, "session must be given to keep a document for a session", "session")
         if query.keep == "library" and not self.documents.has_stored:
             raise ApiError(403, "requests to this server may not use the library", "keep")
-        if self.sent_now >= MAX_SENT_AT_ONCE:
+        if self.sending.locked():
             raise ApiError(429, "too many documents are being sent already", code="queue_full")
-        self.sent_now += 1
-        try:
+        async with self.sending:
             limits = self.limits.max_document, SEND_DOCUMENT_WITHIN_S
             data = await read_request_body(request, *limits)
             source = f"{query.keep}:"
             document = await run_in_threadpool(parse_sent_document, data, query.name, source)
-        finally:
-            self.sent_now -= 1
         if query.session and query.keep == "session":
             id = self.documents.sent.add_document(query.session, document)
         else:

@@ -17,6 +17,7 @@ from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
 from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, has_result_row
 from esa_cli.evaluation.text_asker import TextAnswerer
+from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import hash_method_settings
@@ -120,14 +121,14 @@ class BenchAnswerer:
     """Answers the questions of a benchmark's records with one method, by greedy decoding."""
 
     def __init__(
-        self, session: Session, method: str, preset: Preset,
+        self, loaded: LoadedModel, session: Session, method: str, preset: Preset,
         start_progress: Callable[[str], Progress | None],
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
         self.start_progress = start_progress
         self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
-        self._text = TextAnswerer(session, preset) if from_text else None
+        self._text = TextAnswerer(loaded, session, preset) if from_text else None
         self._started = 0.0
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:

@@ -182,8 +182,9 @@ def compare_answers_of_methods(
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
             progress = start_progress(f"reading for {', '.join(group.names)}")
-            asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
-            if asker is not None:
+            asker = None
+            if group.reading == "text":
+                asker = TextAnswerer(loaded, session, group.presets[0])
                 read_s, nbytes = asker.index_text(text, progress), asker.nbytes
             else:
                 session.empty_cache()

@@ -212,7 +212,7 @@ class SelftestAnswerer:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker: TextAnswerer | None = None
         if group.reading == "text":
-            self._asker = run.asker = run.asker or TextAnswerer(session, run.preset)
+            self._asker = run.asker = run.asker or TextAnswerer(run.loaded, session, run.preset)
 
     def make_questions(self) -> DocumentQuestions:
         """Returns the document's questions, each once for every method of the group."""

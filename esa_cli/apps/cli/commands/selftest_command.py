@@ -343,7 +343,7 @@ def bench(
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 progress = reporter.start_progress
                 for method, preset in presets.items():
-                    asker = bench_run.BenchAnswerer(session, method, preset, progress)
+                    asker = bench_run.BenchAnswerer(loaded, session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not ask_unanswered_questions(
