@@ -204,7 +204,8 @@ def compute_scores(benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]) -> S
     records: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         records.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
-    sizes, scores = {task.name: task.size for task in benchmark.tasks}, {}
+    sizes = {task.name: task.size for task in benchmark.tasks}
+    scores = dict[str, Any]()
     for method, by_task in records.items():
         tasks = {
             name: {"score": 100 * fmean(values), "records": len(values), "of": sizes[name]}

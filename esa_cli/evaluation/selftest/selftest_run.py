@@ -33,8 +33,6 @@ LAYERS = 0.25
 default model's layers use a found passage (benchmarks/NOTES.md)."""
 SHOWN = 3
 """The number of first passages that count as evidence, as many as `esa ask` shows."""
-
-
 NeedleShare = tuple[float, float]
 """The share of a fact's tokens in view of one layer, as the mean over heads and the best head's."""
 
@@ -124,10 +122,6 @@ def make_passage_recall_fields(
     return {"recall": {"mean": shown, "read": read}, "why": why}
 
 
-def count_tokens(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
 @dataclass
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
@@ -156,7 +150,8 @@ class SelftestRun:
             return ask_unanswered_questions(documents, self.journal, deadline=self.deadline)
 
     def count_tokens(self, text: str) -> int:
-        return count_tokens(self.loaded.tokenizer, text)
+        encode = self.loaded.tokenizer
+        return len(encode(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     @cached_property
     def user_document_token_count(self) -> int:

@@ -84,8 +84,10 @@ class ServeCommandOptions:
             wrong = f"--log {self.log} cannot be written: {error.strerror}"
             raise UsageError(wrong, "name a file in a folder that you may write to") from error
         with file:
-            options = {"with_questions": self.log_questions, "warn": reporter.warn}
-            yield Middleware(AccessLogMiddleware, file=file, **options)
+            yield Middleware(
+                AccessLogMiddleware, file=file, with_questions=self.log_questions,
+                warn=reporter.warn,
+            )  # fmt: skip
 
 
 @options.make_typer_command
