@@ -51,8 +51,7 @@ def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> 
 
 def ask_unanswered_questions(
     documents: Iterable[DocumentQuestions], journal: ResultsFile, *, deadline: float | None = None,
-    on_result_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
-    Callable[[QuestionToAsk, LengthError], None] | None = None,
+    on_left_out: Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
     """Asks the questions that have no row in the result file, and appends their rows. Returns False
     if the deadline, a time of `time.monotonic`, passed before. Raises UsageError, as
@@ -82,7 +81,5 @@ def ask_unanswered_questions(
         for question in unanswered:
             if is_past_deadline():
                 return False
-            row = {**question.fields, **question.ask()}
-            journal.add_row(row)
-            on_result_row(row)
+            journal.add_row({**question.fields, **question.ask()})
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 from esa_cli.documents.document import Document
 from esa_cli.models import LoadedModel
@@ -23,15 +22,10 @@ class TextAnswerer:
     book: Book  # the text that was ingested last, with its index
     nbytes: int  # number of bytes of the token index of the text that was ingested last
 
-    def __init__(self, session: Session, preset: Preset) -> None:
+    def __init__(self, loaded: LoadedModel, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
         session.empty_cache()
         session.use_preset(preset)
-        model = session.model
-        loaded = LoadedModel(
-            text_model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
-            dtype=model.dtype, device=model.device,
-        )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
     def check_question_length(self, question: str) -> None:

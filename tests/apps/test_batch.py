@@ -67,10 +67,11 @@ def go(
     asked = questions[:limit]
     places = [(question.key, question.id) for question in questions]
     with AnswersFile(out, places, retry_failed=retry) as answers:
-        batch.answer_batch_questions(asker, asked, answers, {"evidence": 2})
+        batch.answer_batch_questions(asker, asked, answers, {"evidence": 2}, QUIET)
     return answers
 
 
+QUIET = terminal.Reporter(quiet=True)
 ASKED = ("a.txt", "b.txt", "a.txt", "b.txt a.txt", "a.txt")
 MIXED = [q(str(number), *names.split()) for number, names in enumerate(ASKED, 1)]
 

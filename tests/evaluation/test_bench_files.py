@@ -195,8 +195,9 @@ def test_all_of_a_record_but_its_name_counts() -> None:
 
 def test_table_has_means_averages_and_counts() -> None:
     rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
-    scores = bench_run.group_scores_by_method(rows)
-    headers, lines = bench_run.make_score_table(benchmarks.BENCHMARKS["longbench"], scores)
+    longbench = benchmarks.BENCHMARKS["longbench"]
+    scores = bench_run.compute_scores(longbench, rows)
+    headers, lines = bench_run.make_score_table(longbench, scores)
     assert headers == ["task", "records", "ours", "theirs"]
     assert lines == [
         ["Qasper", "2 / 0 of 200", "75.00", "-"],
@@ -204,7 +205,7 @@ def test_table_has_means_averages_and_counts() -> None:
         # (75 + 0) / 2: each task counts once, however many records
         ["LongBench average", "2 / 1 of 16 tasks", "37.50", "75.00"],
     ]
-    data = bench_run.make_score_dict(benchmarks.BENCHMARKS["longbench"], scores)["ours"]
+    data = scores["ours"]
     assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
     assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}
 

@@ -30,7 +30,6 @@ from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
     AdamSettings,
     ProjectionFitter,
-    QueryAndKeyFiles,
     compute_recall_at_k,
     compute_squared_loss,
     fit_projections,
@@ -114,17 +113,18 @@ def job(tmp_path: Path) -> ProjectionFitter:
     """Three layers of samples of 300 tokens, the keys of the last one of rank 2."""
     folder = tmp_path / "study"
     folder.mkdir()
-    stored = QueryAndKeyFiles(folder, WIDTH)
+    host: Any = SimpleNamespace(device=torch.device("cpu"))
+    llama = compute_model_fingerprint(build_model("llama"))
+    model = replace(llama, layers=3, groups=1, dim=WIDTH)
+    job = ProjectionFitter(host, load_preset("tiny-random"), selective(), [0] * 300, folder, model)
     layers = [samples(300, seed) for seed in range(3)]
     low = torch.randn(WIDTH, 2) @ torch.randn(2, WIDTH)
     layers[2] = (layers[2][0], layers[2][1] @ low)
     for layer, (queries, keys) in enumerate(layers):
         for at in range(0, 300, 100):
-            stored.append_queries_and_keys(layer, queries[at : at + 100], keys[at : at + 100])
-        assert all(map(torch.equal, stored.load_queries_and_keys(layer), (queries, keys)))
-    host: Any = SimpleNamespace(device=torch.device("cpu"))
-    model = replace(compute_model_fingerprint(build_model("llama")), layers=3)
-    return ProjectionFitter(host, load_preset("tiny-random"), selective(), [0] * 300, stored, model)
+            job.append_queries_and_keys(layer, queries[at : at + 100], keys[at : at + 100])
+        assert all(map(torch.equal, job.load_queries_and_keys(layer), (queries, keys)))
+    return job
 
 
 QUICK = AdamSettings(epochs=2, lr=1e-2)
@@ -133,7 +133,7 @@ QUICK = AdamSettings(epochs=2, lr=1e-2)
 def test_study_measures_what_was_not_fitted_on(job: ProjectionFitter) -> None:
     found = job.measure_recall(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
-    queries, keys = job.stored.load_queries_and_keys(1)
+    queries, keys = job.load_queries_and_keys(1)
     moments = Moments()
     moments.add_tokens(queries[:240], keys[:240])
     maps = ClosedFormCompressor(4).fit(0, moments)
@@ -181,14 +181,14 @@ def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
 Model = Any
 
 
-def read(model: Model, folder: Path, method: Method | None = None) -> QueryAndKeyFiles:
+def read(model: Model, folder: Path, method: Method | None = None) -> ProjectionFitter:
     folder.mkdir()
     of_model, unused = compute_model_fingerprint(model), cast(Any, None)
-    stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
-    ProjectionFitter(host, unused, whole_keys, IDS, stored, of_model).store_queries_and_keys()
-    return stored
+    job = ProjectionFitter(host, unused, whole_keys, IDS, folder, of_model)
+    job.store_queries_and_keys()
+    return job
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])

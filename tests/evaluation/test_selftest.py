@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,30 +33,22 @@ from esa_cli.qa.presets.preset import Preset, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
 from esa_cli.system.jsonl import ResultsFile
+from esa_cli.system.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("short_answers")
 TINY = load_preset("tiny-random")
 
 
 class Heard:
-    """A listener that counts."""
+    """A reporter that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.readings: list[tuple[str, int, tuple[str, ...]]] = []
-        self.rows: list[dict[str, Any]] = []
-        self.notes: list[str] = []
+        self.readings, self.questions, self.notes = list[str](), list[str](), list[str]()
+        self.show_note, self.show_spinner = self.notes.append, self.questions.append
 
-    def warn(self, text: str) -> None:
-        self.notes.append(text)
-
-    def show_prefill(
-        self, test: str, length: int, names: Sequence[str], total: int
-    ) -> Callable[[int, int], None]:
-        self.readings.append((test, length, tuple(names)))
+    def start_progress(self, label: str) -> Progress:
+        self.readings.append(label)
         return lambda done, all_: None
-
-    def show_answer(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
 
 
 def engine(
@@ -85,13 +76,14 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
     wanted = settings_of(methods=("preset", "streaming-llm", "infllm", "yarn"))
     made = engine(loaded, wanted, path)
     assert made.ask_all_questions()
-    assert made.listener.readings == [
-        ("needle", 1500, ("preset", "streaming-llm", "infllm")),
-        ("needle", 1500, ("yarn",)),
+    assert made.reporter.readings == [
+        "needle at 1,500 tokens: reading for preset, streaming-llm, infllm",
+        "needle at 1,500 tokens: reading for yarn",
     ]
-    asked = [(row["method"], row["question"]) for row in made.listener.rows]
-    assert len(asked) == len(set(asked)) == 8
-    for row in made.listener.rows:
+    asked = [(row["method"], row["question"]) for row in made.journal.rows]
+    assert len(asked) == len(set(asked)) == len(made.reporter.questions) == 8
+    assert made.reporter.questions[0] == "needle at 1,500 tokens: preset"
+    for row in made.journal.rows:
         assert len(row["recall"]["layers"]) == 2
         assert 0 < row["depth"] < 1
         assert row["tokens"]["document"] > 1400
@@ -99,7 +91,7 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
     again = engine(loaded, wanted)
     again.ask_all_questions()
     first, second = (
-        [{k: v for k, v in row.items() if k not in ("time", "memory")} for row in one.listener.rows]
+        [{k: v for k, v in row.items() if k not in ("time", "memory")} for row in one.journal.rows]
         for one in (made, again)
     )
     assert first == second
@@ -117,7 +109,7 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
     more = engine(loaded, settings_of(methods=("preset", "quest"), reading="own"), path)
     with more.journal:
         more.ask_all_questions()
-    assert [names for _, _, names in more.listener.readings] == [("quest",)]
+    assert more.reporter.readings == ["needle at 1,500 tokens: reading for quest"]
     for field in ("document", "settings"):
         changed = [json.loads(line) for line in whole.splitlines()]
         changed[-1][field] = "0123456789abcdef"
@@ -125,7 +117,7 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
         other = engine(loaded, settings_of(methods=("preset",)), path)
         with other.journal, pytest.raises(UsageError, match=f"this run's {field} is"):
             other.ask_all_questions()
-        assert not other.listener.rows
+        assert not other.reporter.questions
 
 
 def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) -> None:
@@ -156,7 +148,7 @@ def test_no_question_is_begun_after_the_time_limit(
     clock = iter(range(1, 100))
     monkeypatch.setattr(row_run.time, "monotonic", lambda: next(clock))
     assert not made.ask_all_questions()
-    assert len(made.listener.rows) == 2
+    assert len(made.reporter.questions) == len(made.journal.rows) == 2
 
 
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:

@@ -47,10 +47,10 @@ def folder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def session(folder: Path) -> Iterator[Session]:
+def opened(folder: Path) -> Iterator[tuple[models.LoadedModel, Session]]:
     host = models.load(str(folder / "model"), device="cpu", dtype="float32")
     with Session(host.model, host.tokenizer, chosen(folder)) as made:
-        yield made
+        yield host, made
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> N
 
 
 def test_a_text_is_read_for_the_finder_and_no_rows_are(
-    session: Session, folder: Path, no_prefill: None
+    opened: tuple[models.LoadedModel, Session], folder: Path, no_prefill: None
 ) -> None:
-    asker = TextAnswerer(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
+    asker = TextAnswerer(*opened, chosen(folder, f"answer.finder={folder / 'finder'}"))
     told: list[tuple[int, int]] = []
     assert asker.index_text(TEXT, lambda done, total: told.append((done, total))) > 0
     tokens = len(asker.book.spans)
@@ -106,7 +106,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.text in TEXT
     asker.index_text(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
-    words = TextAnswerer(session, chosen(folder))
+    words = TextAnswerer(*opened, chosen(folder))
     told.clear()
     words.index_text(TEXT, lambda done, total: told.append((done, total)))
     assert words.book.index is None
@@ -115,10 +115,10 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
 
 
 def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
-    session: Session, folder: Path
+    opened: tuple[models.LoadedModel, Session], folder: Path
 ) -> None:
     seen: list[str] = []
-    asker = BenchAnswerer(session, "text", chosen(folder), lambda _, record: seen.append(record.id))
+    asker = BenchAnswerer(*opened, "text", chosen(folder), seen.append)
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
@@ -130,7 +130,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         cases = asker.make_questions(benchmarks.BENCHMARKS["longbench"], records)
         assert cases.ingest()
         rows += [case.ask() for case in cases.questions]
-    assert seen == ["a", "c"]
+    assert seen == ["text: qasper, record a", "text: qasper, record c"]
     assert rows[0]["output"] in TEXT
     assert rows[0]["tokens"] > rows[2]["tokens"] > 100
 

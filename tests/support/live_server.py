@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -37,10 +38,9 @@ class LiveServer:
             asker, fixed, allowed, library, with_library=library is not None,
             max_opened=more.pop("max_opened", None),
         )  # fmt: skip
-        log, note = more.pop("access_log", None), self.notes.append
-        app = make_asgi_app(
-            asker, documents, token, ServerLimits(**more), note, note, access_log=log
-        )
+        log = more.pop("access_log", None)
+        reporter: Any = SimpleNamespace(show_note=self.notes.append, warn=self.notes.append)
+        app = make_asgi_app(asker, documents, token, ServerLimits(**more), reporter, access_log=log)
         self.sock = server_app.open_listening_socket("127.0.0.1", 0)
         self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]

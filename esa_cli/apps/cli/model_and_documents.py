@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
 from typing import Any
 
@@ -142,23 +142,25 @@ class DocumentOpener:
     with `--library` documents of the library, whose words fit a question best.
 
     Args:
-        stack: closes the library's catalogue at its end.
-        limit: how many candidates are opened for a question; None means all.
+        limit: how many candidates are opened; None means all.
         in_library: whether the documents of the library are candidates, too.
         keep: whether the words of files are stored. If True, a full disk raises DiskError.
+        all_that_match: whether all candidates with a word of the question are opened.
 
     Raises LibraryError. DocumentError: no file can be read. UsageError: there is no document."""
 
     def __init__(
-        self, files: InputFiles, library: Library, reporter: Reporter, stack: ExitStack, *,
+        self, files: InputFiles, library: Library, reporter: Reporter, question: str, *,
         limit: int | None = None, in_library: bool = False, keep: bool | None = None,
+        all_that_match: bool = False,
     ) -> None:  # fmt: skip
         self._reporter, self._limit, self._in_library = reporter, limit, in_library
-        self._catalogue: Catalogue | None = None
-        """The catalogue with the words of all candidates, if only some candidates are opened."""
-        self._candidates: dict[str, LibraryText] = {}  # by the digests of their texts
+        self._question, self._all_that_match = question, all_that_match
+        self._candidates: list[LibraryText] = []
+        """Documents that may be opened, the best first if only some of them are opened."""
+        self._is_ranked = False
         self.searched = 0
-        """How many documents were searched for the last question; 0 if all of them were opened."""
+        """How many documents were searched for the question; 0 if all of them were opened."""
         named = InputFiles(tuple(one for one in files.sources if not one.pattern), files.left_out)
         file_paths = [path for path in files.paths if path not in set(named.paths)]
         asks_library = in_library and library.exists
@@ -166,52 +168,40 @@ class DocumentOpener:
             stores = asks_library or keep is not False
             catalogue = library.open_search_catalogue() if stores else library.open_catalogue(False)
             try:
-                self._find_candidate_documents(catalogue, file_paths, stack)
+                self._find_candidate_documents(catalogue, file_paths)
             except DiskError as error:
                 if keep:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._find_candidate_documents(
-                    library.open_search_catalogue(always_copy=True), file_paths, stack
-                )
+                catalogue = library.open_search_catalogue(always_copy=True)
+                self._find_candidate_documents(catalogue, file_paths)
         if not files.sources and not self._candidates:
             hint = "name a document before the question, or add documents with `esa ingest`"
             raise UsageError("the library has no documents", hint)
-        self.gathered = read_input_files(files if self._catalogue is None else named, reporter)
-        """The named documents, which every question is asked about."""
+        self.gathered = read_input_files(named if self._is_ranked else files, reporter)
+        """The named documents, which the question is asked about in any case."""
 
     def open_documents(
-        self, question: str, named_books: Sequence[Book],
-        open_stored_document: Callable[[LibraryEntry], Book],
-        open_file: Callable[[str], Book] | None, *, all_that_match: bool = False,
+        self, named_books: Sequence[Book], open_stored_document: Callable[[LibraryEntry], Book],
+        open_file: Callable[[str], Book] | None,
     ) -> list[Book]:  # fmt: skip
-        """Returns the named documents, and opens the candidate documents that fit a question best
-        or, with `all_that_match`, all candidate documents that contain a word of the question.
-        Raises UsageError: no document can be used."""
+        """Returns the named documents and the candidates that are opened for the question. Raises
+        UsageError: no document can be used."""
         self._open_stored_document, self._open_file = open_stored_document, open_file
         self._reporter.is_brief = bool(self._candidates)
-        candidates, limit = self._candidates, self._limit
-        order, is_searched = list(candidates), self._catalogue is not None
-        if self._catalogue is None or limit is None:
-            limit = len(order)
-        else:
-            found = self._catalogue.texts.rank_texts(question)
-            ranked = [digest for digest in found if digest in candidates]
-            order = list(dict.fromkeys([*ranked, *order]))
-            limit = max(1, len(ranked)) if all_that_match else limit
         books, skipped = list[Book](), 0
-        for digest in order:
-            if len(books) == limit:
+        for candidate in self._candidates:
+            if len(books) == self._limit:
                 break
-            book = self._open_candidate_document(candidates[digest])
+            book = self._open_candidate_document(candidate)
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not named_books:
             wrong = "none of the documents can be used with this preset"
             raise UsageError(wrong, "run `esa ingest` with this preset")
-        self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
-        if self.searched:
+        if self._is_ranked and len(books) < len(self._candidates):
+            self.searched = len(self._candidates)
             count = pluralize(self.searched, "document")
             self._reporter.show_note(
                 f"esa: searched the words of {count}, opened the best {len(books)}"
@@ -228,7 +218,7 @@ class DocumentOpener:
             try:
                 return self._open_stored_document(entry)
             except (UsageError, DocumentError) as error:
-                if not isinstance(error, UsageError) or self._catalogue is None:
+                if not isinstance(error, UsageError) or not self._is_ranked:
                     self._reporter.warn_document_left_out(error.message)
         try:
             if self._open_file is not None and candidate.path:
@@ -238,15 +228,11 @@ class DocumentOpener:
         return None
 
     def _find_candidate_documents(
-        self,
-        catalogue_context: AbstractContextManager[Catalogue],
-        file_paths: Sequence[str],
-        stack: ExitStack,
+        self, catalogue_context: AbstractContextManager[Catalogue], file_paths: Sequence[str]
     ) -> None:
-        """Lists documents that may be opened, and indexes their words if they are too many."""
+        """Lists the candidates, and ranks them by their words if they are too many."""
         reporter = self._reporter
-        with ExitStack() as own_stack:
-            catalogue = own_stack.enter_context(catalogue_context)
+        with catalogue_context as catalogue:
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.list_current_texts(
@@ -257,20 +243,24 @@ class DocumentOpener:
                 if stored.damaged:
                     damaged = pluralize(len(stored.damaged), "damaged document")
                     reporter.warn_document_left_out(damaged, "`esa library list` says which")
-            self._candidates = {text.digest: text for text in stored.texts}
+            self._candidates = list(stored.texts)
             has_entries = [bool(text.entries) for text in stored.texts]
             count = len(file_paths) + len(has_entries)
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
+            texts = {text.digest: text for text in stored.texts}
             if file_paths:
-                self._candidates = self._index_file_words(catalogue, file_paths) | self._candidates
+                texts = self._index_file_words(catalogue, file_paths) | texts
             if any(has_entries):
                 progress = reporter.start_progress("words of the library", "documents")
                 for error in catalogue.index_stored_texts(progress):
                     reporter.warn_document_left_out(error.message)
                 reporter.clear_spinner()
-            self._catalogue = catalogue
-            stack.push(own_stack.pop_all())
+            ranked = [one for one in catalogue.texts.rank_texts(self._question) if one in texts]
+            self._candidates = [texts[digest] for digest in dict.fromkeys([*ranked, *texts])]
+            self._is_ranked = True
+            if self._all_that_match:
+                self._limit = max(1, len(ranked))
 
     def _index_file_words(
         self, catalogue: Catalogue, file_paths: Sequence[str]

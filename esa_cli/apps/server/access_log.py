@@ -63,5 +63,5 @@ class AccessLogMiddleware:
                 self._file.flush()
             except OSError as error:
                 if self._is_writable:
-                    self._warn(f"the log cannot be written: {error.strerror}")
+                    self._warn(f"esa: the log cannot be written: {error.strerror}")
                 self._is_writable = False

@@ -31,7 +31,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from esa_cli.apps.cli.output.terminal import pluralize
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.access_log import note_facts
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
@@ -233,12 +233,12 @@ class ServerLimits:
 
 def make_asgi_app(
     esa: Esa, documents: AllowedDocuments, token: str | None, limits: ServerLimits,
-    log_answer: Callable[[str], None], log_error: Callable[[str], None],
-    mcp_tools: McpDocumentTools | None = None, access_log: Middleware | None = None,
+    reporter: Reporter, mcp_tools: McpDocumentTools | None = None,
+    access_log: Middleware | None = None,
 ) -> Starlette:  # fmt: skip
-    """Returns the HTTP server as an ASGI application. `log_error` is called only for errors that
-    are the server's fault. With `mcp_tools` the server is an MCP server, too, at /mcp."""
-    routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
+    """Returns the HTTP server as an ASGI application. With `mcp_tools` it is an MCP server, too, at
+    /mcp. `reporter` gets notes of answers, and warnings of errors that are the server's fault."""
+    routes = _ServerRoutes(esa, documents, limits, reporter)
     mcp_manager: StreamableHTTPSessionManager | None = None
     if mcp_tools is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -284,13 +284,12 @@ class _ServerRoutes:
     esa: Esa
     documents: AllowedDocuments
     limits: ServerLimits
-    note: Callable[[str], None]
-    warn: Callable[[str], None]
+    reporter: Reporter
 
     def __post_init__(self) -> None:
         self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
-        self.sent_now = 0
+        self.sending = asyncio.Semaphore(MAX_SENT_AT_ONCE)
 
     async def show_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.count_unfinished_jobs()})
@@ -318,16 +317,13 @@ class _ServerRoutes:
             raise ApiError(400, "session must be given to keep a document for a session", "session")
         if query.keep == "library" and not self.documents.has_stored:
             raise ApiError(403, "requests to this server may not use the library", "keep")
-        if self.sent_now >= MAX_SENT_AT_ONCE:
+        if self.sending.locked():
             raise ApiError(429, "too many documents are being sent already", code="queue_full")
-        self.sent_now += 1
-        try:
+        async with self.sending:
             limits = self.limits.max_document, SEND_DOCUMENT_WITHIN_S
             data = await read_request_body(request, *limits)
             source = f"{query.keep}:"
             document = await run_in_threadpool(parse_sent_document, data, query.name, source)
-        finally:
-            self.sent_now -= 1
         if query.session and query.keep == "session":
             id = self.documents.sent.add_document(query.session, document)
         else:
@@ -406,7 +402,7 @@ class _ServerRoutes:
                 reply = text.finish_reply(reply)
             note(tokens=reply.answer_tokens)
             count = pluralize(reply.answer_tokens, "token")
-            self.note(f"{count} answered in {reply.total_s:.1f} s")
+            self.reporter.show_note(f"esa: {count} answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps() if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
@@ -449,7 +445,7 @@ class _ServerRoutes:
     def _log_and_convert_to_api_error(self, error: Exception) -> ApiError:
         """Converts an error to an `ApiError`, and logs errors that are the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(wire.join_message_and_hint(error))
+            self.reporter.warn(f"esa: {wire.join_message_and_hint(error)}")
         return wire.convert_to_api_error(error)
 
 

@@ -44,12 +44,10 @@ class _Session:
 
 class SessionDocuments:
     """The documents of all sessions, by their ids. Any thread may call its methods. `forget` is
-    called with the id of each removed document; `read_clock` gives the seconds of a clock."""
+    called with the id of each removed document."""
 
-    def __init__(
-        self, forget: Callable[[str], None], read_clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._forget, self._read_clock = forget, read_clock
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
         self._sessions: dict[str, _Session] = {}
         self._added = 0
         self._lock = threading.Lock()
@@ -70,7 +68,7 @@ class SessionDocuments:
                 raise ApiError(413, wrong, code="no_room")
             self._added += 1
             id = f"{SESSION}{session}:{self._added}"
-            found.documents[id], found.used_s = document, self._read_clock()
+            found.documents[id], found.used_s = document, time.monotonic()
             self._sessions[session] = found
             return id
 
@@ -79,7 +77,7 @@ class SessionDocuments:
         with self._lock:
             self._forget_unused_sessions()
             found = self._sessions.get(session, _Session())
-            found.used_s = self._read_clock()
+            found.used_s = time.monotonic()
             return dict(found.documents)
 
     def remove_document(self, id: str) -> bool:
@@ -92,7 +90,7 @@ class SessionDocuments:
         return is_known
 
     def _forget_unused_sessions(self) -> None:
-        oldest = self._read_clock() - LIFE_S
+        oldest = time.monotonic() - LIFE_S
         for name in [name for name, one in self._sessions.items() if one.used_s < oldest]:
             for id in self._sessions.pop(name).documents:
                 self._forget(id)

@@ -104,23 +104,19 @@ class JobThread:
             with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
+        if self.count_unfinished_jobs() > self.max_waiting:
+            raise JobQueueFullError
         job = WorkerJob(compute_result, put_event_into_queue)
-        future = self.submit_job(job)
+        try:
+            future = self._jobs[job] = self._pool.submit(job.run_job)
+        except RuntimeError:  # the worker is closed
+            raise JobQueueFullError from None
         try:
             yield events
         finally:
             job.cancelled.set()
             future.cancel()  # by now another job may have dropped it from the table
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
-
-    def submit_job(self, job: WorkerJob) -> Future[None]:
-        """Adds a job to the queue of the thread. Raises JobQueueFullError."""
-        if self.count_unfinished_jobs() > self.max_waiting:
-            raise JobQueueFullError
-        try:
-            return self._jobs.setdefault(job, self._pool.submit(job.run_job))
-        except RuntimeError:  # the worker is closed
-            raise JobQueueFullError from None
 
     def cancel_all_jobs(self, wait_s: float = END_WITHIN_S) -> None:
         """Cancels all jobs and waits for the running job. If the running job does not end within

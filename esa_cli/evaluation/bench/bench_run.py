@@ -17,6 +17,7 @@ from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
 from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, has_result_row
 from esa_cli.evaluation.text_asker import TextAnswerer
+from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import hash_method_settings
@@ -58,23 +59,22 @@ def hash_settings_without_prompt(method: str, preset: Preset) -> str:
     return hash_method_settings(method, preset, ("name", "description", "prompt", "generation"))
 
 
-@dataclass(frozen=True)
-class BenchRecordHashes:
-    """The hash of every benchmark record's content by task and id, and the longest prompt."""
+RecordHashes = Mapping[tuple[str, str], str]
+"""The hash of each record's content, by the record's task and id."""
 
-    hashes: Mapping[tuple[str, str], str]
-    longest_prompt: str
 
-    def has_all_result_rows(self, journal: ResultsFile, presets: Mapping[str, Preset]) -> bool:
-        """Says whether every record has a row of every method. Raises UsageError."""
-        complete = True
-        for method, preset in presets.items():
-            settings = hash_settings_without_prompt(method, preset)
-            for (task, name), record_hash in self.hashes.items():
-                fields = {"method": method, "task": task, "id": name}
-                fields |= {"settings": settings, "record": record_hash}
-                complete = has_result_row(journal, fields) and complete
-        return complete
+def has_all_result_rows(
+    journal: ResultsFile, presets: Mapping[str, Preset], record_hashes: RecordHashes
+) -> bool:
+    """Says whether every record has a row of every method. Raises UsageError."""
+    complete = True
+    for method, preset in presets.items():
+        settings = hash_settings_without_prompt(method, preset)
+        for (task, name), record_hash in record_hashes.items():
+            fields = {"method": method, "task": task, "id": name}
+            fields |= {"settings": settings, "record": record_hash}
+            complete = has_result_row(journal, fields) and complete
+    return complete
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ class BenchRecordSelection:
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 
-    def check_and_hash_records(self) -> BenchRecordHashes:
-        """Reads and hashes every record before any is asked. Raises DocumentError, UsageError."""
+    def check_and_hash_records(self) -> tuple[RecordHashes, str]:
+        """Reads every record before any is asked; returns the hashes of all and the longest prompt.
+        Raises DocumentError, UsageError."""
         hashes: dict[tuple[str, str], str] = {}
         longest = ""
         for record in self.load_records():
@@ -113,21 +114,21 @@ class BenchRecordSelection:
                 raise DocumentError(f"{record.task}: record {record.id!r} has no question", REFETCH)
             hashes[name] = record.compute_hash()
             longest = max(longest, record.before + record.document, key=len)
-        return BenchRecordHashes(hashes, longest)
+        return hashes, longest
 
 
 class BenchAnswerer:
     """Answers the questions of a benchmark's records with one method, by greedy decoding."""
 
     def __init__(
-        self, session: Session, method: str, preset: Preset,
-        make_progress: Callable[[str, BenchRecord], Progress | None],
+        self, loaded: LoadedModel, session: Session, method: str, preset: Preset,
+        start_progress: Callable[[str], Progress | None],
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
-        self.make_progress = make_progress
+        self.start_progress = start_progress
         self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
-        self._text = TextAnswerer(session, preset) if from_text else None
+        self._text = TextAnswerer(loaded, session, preset) if from_text else None
         self._started = 0.0
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
@@ -159,7 +160,7 @@ class BenchAnswerer:
 
     def _prefill_or_index_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
-        progress = self.make_progress(self.method, record)
+        progress = self.start_progress(f"{self.method}: {record.task}, record {record.id}")
         if self._text is not None:
             self._text.index_text(record.document, progress)
         else:
@@ -188,15 +189,9 @@ class BenchAnswerer:
         }  # fmt: skip
 
 
-Scores = Mapping[str, Mapping[str, Sequence[float]]]
-"""The scores of records, from 0 to 1, by method and task."""
-
-
-def group_scores_by_method(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    scores: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
-    return scores
+Scores = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""JSON data: each method's mean scores in per cent, by `tasks` and by `averages` of their groups,
+with the number of `records` or `tasks` that have a score, and `of` how many."""
 
 
 def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
@@ -204,48 +199,38 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
         yield group, [task for task in benchmark.tasks if task.group == group]
 
 
-def _compute_task_means(
-    tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
-) -> list[float]:
-    return [fmean(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
+def compute_scores(benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]) -> Scores:
+    """Computes the mean scores of a benchmark's result rows, in which each task counts once."""
+    records: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        records.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
+    sizes = {task.name: task.size for task in benchmark.tasks}
+    scores = dict[str, Any]()
+    for method, by_task in records.items():
+        tasks = {
+            name: {"score": 100 * fmean(values), "records": len(values), "of": sizes[name]}
+            for name, values in by_task.items()
+        }
+        averages = {}
+        for group, members in _list_task_groups(benchmark):
+            if means := [fmean(by_task[one.name]) for one in members if one.name in by_task]:
+                mean = 100 * fmean(means)
+                averages[group] = {"score": mean, "tasks": len(means), "of": len(members)}
+        scores[method] = {"tasks": tasks, "averages": averages}
+    return scores
 
 
 def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
     """Returns headers and rows of the table of scores in per cent, by task and by method."""
     lines = []
-    for group, tasks in _list_task_groups(benchmark):
-        asked = [task for task in tasks if any(task.name in done for done in scores.values())]
-        for task in asked:
-            cells = [done.get(task.name, ()) for done in scores.values()]
-            lines.append(_make_score_table_row(task.title, cells, f"{task.size}"))
-        if asked:
-            means = [_compute_task_means(tasks, done) for done in scores.values()]
-            lines.append(_make_score_table_row(f"{group} average", means, f"{len(tasks)} tasks"))
+    for group, members in _list_task_groups(benchmark):
+        parts = [("tasks", "records", one.name, one.title, f"{one.size}") for one in members]
+        average = f"{group} average", f"{len(members)} tasks"
+        for part, counted, name, title, total in [*parts, ("averages", "tasks", group, *average)]:
+            cells = [by_part[part].get(name) for by_part in scores.values()]
+            if any(cells):
+                counts = [cell[counted] if cell else 0 for cell in cells]
+                count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+                means = (f"{cell['score']:.2f}" if cell else "-" for cell in cells)
+                lines.append([title, f"{count} of {total}", *means])
     return ["task", "records", *scores], lines
-
-
-def _make_score_table_row(
-    title: str, scores_by_method: Sequence[Sequence[float]], total_count: str
-) -> list[str]:
-    counts = [len(scores) for scores in scores_by_method]
-    count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = (f"{100 * fmean(one):.2f}" if one else "-" for one in scores_by_method)
-    return [title, f"{count} of {total_count}", *means]
-
-
-def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
-    """Returns each method's mean scores by task and by group of tasks in per cent, as JSON data."""
-    sizes = {task.name: task.size for task in benchmark.tasks}
-    out: dict[str, Any] = {}
-    for method, done in scores.items():
-        tasks = {
-            name: {"score": 100 * fmean(values), "records": len(values), "of": sizes[name]}
-            for name, values in done.items()
-        }
-        averages = {
-            group: {"score": 100 * fmean(means), "tasks": len(means), "of": len(members)}
-            for group, members in _list_task_groups(benchmark)
-            if (means := _compute_task_means(members, done))
-        }
-        out[method] = {"tasks": tasks, "averages": averages}
-    return out

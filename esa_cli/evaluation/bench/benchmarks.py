@@ -103,15 +103,12 @@ def read_json_rows(
                 if not text:
                     continue
                 try:
-                    data = json.loads(text.decode())
-                    if b"\\ud" in text.lower():  # raises for a lone surrogate
-                        json.dumps(data, ensure_ascii=False).encode()
-                    record = convert_row(row_class.model_validate(data), number)
-                except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+                    record = convert_row(row_class.model_validate_json(text), number)
+                except ValueError as error:
                     reason = str(error)
                     if isinstance(error, ValidationError):
                         first = error.errors(include_input=False)[0]
-                        reason = f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}"
+                        reason = f"{'.'.join(map(str, first['loc'])) or 'row'!r}: {first['msg']}"
                     raise DocumentError(f"{path}, line {number}: {reason}", REFETCH) from error
                 empty = False
                 yield record

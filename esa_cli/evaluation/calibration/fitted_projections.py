@@ -164,12 +164,30 @@ class RecallStudy:
         return {**facts, "ranks": self.ranks, "methods": methods}
 
 
-@dataclass(frozen=True)
-class QueryAndKeyFiles:
-    """A folder of float32 files with the folded queries and the keys of each layer."""
+_writing_errors = partial(
+    convert_writing_errors,
+    full_disk_hint="free some space, or give a file on another disk with --out",
+    other_hint="give a file that you may write to with --out",
+    also_caught=SafetensorError,
+)
 
+
+@dataclass(frozen=True)
+class ProjectionFitter:
+    """Fits projections to the queries and keys that a model has for the tokens of a text. They are
+    stored in `folder`, in float32 files with the folded queries and the keys of each layer."""
+
+    loaded: LoadedModel
+    preset: Preset
+    method: Method
+    ids: list[int]
     folder: Path
-    width: int
+    of_model: fingerprint.ModelFingerprint
+
+    @property
+    def width(self) -> int:
+        """The numbers of a token's keys in one layer, and of its folded queries."""
+        return self.of_model.groups * self.of_model.dim
 
     def append_queries_and_keys(self, layer: int, queries: Tensor, keys: Tensor) -> None:
         """Appends queries and keys to the layer's two files. Raises ResourceError."""
@@ -183,31 +201,11 @@ class QueryAndKeyFiles:
         raw = (bytearray(file.read_bytes()) for file in files)
         return [torch.frombuffer(x, dtype=torch.float32).view(-1, self.width) for x in raw]
 
-
-_writing_errors = partial(
-    convert_writing_errors,
-    full_disk_hint="free some space, or give a file on another disk with --out",
-    other_hint="give a file that you may write to with --out",
-    also_caught=SafetensorError,
-)
-
-
-@dataclass(frozen=True)
-class ProjectionFitter:
-    """Fits projections to the queries and keys that a model has for the tokens of a text."""
-
-    loaded: LoadedModel
-    preset: Preset
-    method: Method
-    ids: list[int]
-    stored: QueryAndKeyFiles
-    of_model: fingerprint.ModelFingerprint
-
     @torch.inference_mode()
     def store_queries_and_keys(self, progress: Progress | None = None) -> None:
         """Prefills the text, and stores all queries and keys. Raises ResourceError."""
-        folder, layers = self.stored.folder, self.of_model.layers
-        needed = 2 * torch.float32.itemsize * layers * self.stored.width * len(self.ids)
+        folder, layers = self.folder, self.of_model.layers
+        needed = 2 * torch.float32.itemsize * layers * self.width * len(self.ids)
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise ResourceError(
@@ -223,7 +221,7 @@ class ProjectionFitter:
                     queries = chunk.rope.rotate_to_far_distance(queries, distance)
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
-                self.stored.append_queries_and_keys(chunk.layer, folded, concat_key_heads(keys))
+                self.append_queries_and_keys(chunk.layer, folded, concat_key_heads(keys))
 
             cache = attachment.new_cache()
             cache.set_expected_token_count(len(self.ids))
@@ -236,13 +234,13 @@ class ProjectionFitter:
         Sequence[int], progress: Progress | None = None,
     ) -> RecallStudy:  # fmt: skip
         """Fits projections by each method, by default of the preset's rank; measures recall@k."""
-        rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
+        rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
         k_values = sorted({max(1, min(k, held // 2)) for k in k_values})
         results = {method: MethodRecall() for method in fitting_methods}
         for layer in range(layers):
-            queries, keys = (x.to(device) for x in self.stored.load_queries_and_keys(layer))
+            queries, keys = (x.to(device) for x in self.load_queries_and_keys(layer))
             asked, apart = pick_evenly_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
@@ -305,8 +303,7 @@ def open_projection_fitter(
         )
     of_model = fingerprint.compute_model_fingerprint(loaded.model)
     method = replace(resolve_preset(preset).method, compressor=compression.NoCompression())
-    stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
-    return ProjectionFitter(loaded, preset, method, ids, stored, of_model)
+    return ProjectionFitter(loaded, preset, method, ids, folder, of_model)
 
 
 def refuse_to_overwrite_foreign_file(path: Path) -> None:

@@ -170,8 +170,7 @@ def prefill_text(
 
 def compare_answers_of_methods(
     loaded: LoadedModel, preset: Preset, groups: Sequence[PrefillGroup], text: str, question: str,
-    *, max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
-    None,
+    *, max_passages: int, start_progress: Callable[[str], Progress], max_new_tokens: int | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Returns each method's answer, best passages, times in seconds and memory in bytes."""
     rows: list[dict[str, Any]] = []
@@ -182,9 +181,10 @@ def compare_answers_of_methods(
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
-            progress = make_progress(group.names)
-            asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
-            if asker is not None:
+            progress = start_progress(f"reading for {', '.join(group.names)}")
+            asker = None
+            if group.reading == "text":
+                asker = TextAnswerer(loaded, session, group.presets[0])
                 read_s, nbytes = asker.index_text(text, progress), asker.nbytes
             else:
                 session.empty_cache()

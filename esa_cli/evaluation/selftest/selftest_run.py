@@ -33,8 +33,6 @@ LAYERS = 0.25
 default model's layers use a found passage (benchmarks/NOTES.md)."""
 SHOWN = 3
 """The number of first passages that count as evidence, as many as `esa ask` shows."""
-
-
 NeedleShare = tuple[float, float]
 """The share of a fact's tokens in view of one layer, as the mean over heads and the best head's."""
 
@@ -124,22 +122,17 @@ def make_passage_recall_fields(
     return {"recall": {"mean": shown, "read": read}, "why": why}
 
 
-def count_tokens(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
 @dataclass
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
-    `listener` has `show_prefill(test, length, methods, tokens)`, which returns a callback for
-    progress, `show_answer(row)`, and `warn(text)` for a part that is left out."""
+    `reporter` has `start_progress(label)`, `show_spinner(text)` and `show_note(text)`."""
 
     loaded: LoadedModel
     preset: Preset
     settings: run_plan.SelftestSettings
     haystack: Haystack
     journal: ResultsFile
-    listener: Any
+    reporter: Any
     deadline: float | None = None  # of `time.monotonic`, after which no question is asked
     shard: WorkShard = ALL_WORK  # the share of the prefills that this process does
     asker: TextAnswerer | None = field(default=None, init=False)
@@ -154,13 +147,11 @@ class SelftestRun:
                 SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
-            journal, show = self.journal, self.listener.show_answer
-            return ask_unanswered_questions(
-                documents, journal, deadline=self.deadline, on_result_row=show
-            )
+            return ask_unanswered_questions(documents, self.journal, deadline=self.deadline)
 
     def count_tokens(self, text: str) -> int:
-        return count_tokens(self.loaded.tokenizer, text)
+        encode = self.loaded.tokenizer
+        return len(encode(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     @cached_property
     def user_document_token_count(self) -> int:
@@ -184,7 +175,8 @@ class SelftestRun:
                 try:
                     yield from ((sample, group) for sample in self.make_documents(test, length))
                 except UsageError as error:
-                    self.listener.warn(f"{test}: full attention was not measured: {error.message}")
+                    wrong = f"full attention was not measured: {error.message}"
+                    self.reporter.show_note(f"esa: {test}: {wrong}")
             for length in self._list_document_lengths(test):
                 for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_documents(test, length))
@@ -215,7 +207,7 @@ class SelftestAnswerer:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker: TextAnswerer | None = None
         if group.reading == "text":
-            self._asker = run.asker = run.asker or TextAnswerer(session, run.preset)
+            self._asker = run.asker = run.asker or TextAnswerer(run.loaded, session, run.preset)
 
     def make_questions(self) -> DocumentQuestions:
         """Returns the document's questions, each once for every method of the group."""
@@ -229,7 +221,7 @@ class SelftestAnswerer:
                     **dict(zip(run_plan.KEY, key, strict=True)), "dense": group.dense,
                     "settings": settings, "reading": group.reading, "document": document,
                 }  # fmt: skip
-                ask = partial(self._ask_and_score_question, preset, question)
+                ask = partial(self._ask_and_score_question, name, preset, question)
                 questions.append(QuestionToAsk(fields, ask))
         return DocumentQuestions(questions, self._prefill_or_index_document)
 
@@ -266,26 +258,29 @@ class SelftestAnswerer:
                 for q in sample.questions
             )
             if group.dense and len(prompt.encode_document(sample.text)) + max(asked) > context:
-                run.listener.warn(
-                    f"{sample.test}: full attention was not measured: document, question, answer "
-                    f"do not fit into the model's window of {context:,} tokens"
+                run.reporter.show_note(
+                    f"esa: {sample.test}: full attention was not measured: document, question, "
+                    f"answer do not fit into the model's window of {context:,} tokens"
                 )
                 return False
-        total = run.count_tokens(sample.text)
-        progress = run.listener.show_prefill(sample.test, sample.length, group.names, total)
+        label = f"{sample.test} at {sample.length:,} tokens: reading for {', '.join(group.names)}"
+        progress = run.reporter.start_progress(label)
         if self._asker is not None:
             self._read_s = self._asker.index_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
         note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
         if note is not None and not group.dense:
-            run.listener.warn(f"{sample.test}: {note}")
+            run.reporter.show_note(f"esa: {sample.test}: {note}")
         return True
 
-    def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        session, asker = self.session, self._asker
-        facts = [self.sample.facts[fact] for fact in question.facts]
-        score_of = TASKS[self.sample.test].score
+    def _ask_and_score_question(
+        self, method_name: str, preset: Preset, question: TaskQuestion
+    ) -> dict[str, Any]:
+        session, asker, sample = self.session, self._asker, self.sample
+        self.run.reporter.show_spinner(f"{sample.test} at {sample.length:,} tokens: {method_name}")
+        facts = [sample.facts[fact] for fact in question.facts]
+        score_of = TASKS[sample.test].score
         if asker is not None:
             reply = asker.ask(question.text)
             score = round(score_of(question, reply.text), 4)

@@ -123,21 +123,17 @@ class Haystack:
         self._ends: dict[TokenCounter, list[int]] = {}
 
     @classmethod
-    def from_text(cls, name: str, text: str) -> Haystack:
-        """Makes a haystack of a text whose paragraphs are separated by blank lines."""
-        parts = (part.strip("\n") for part in re.split(r"\n[^\S\n]*\n", text))
-        return cls(name, [part for part in parts if part.strip()], text)
-
-    @classmethod
     def from_chronicle(cls, seed: int) -> Haystack:
         """Makes a haystack of the generated chronicle, which has over a million tokens."""
         return cls("the chronicle", chronicle.generate_chronicle_paragraphs(seed))
 
     @classmethod
     def from_files(cls, path: str) -> Haystack:
-        """Makes a haystack of a text file or of all files in a folder. Raises DocumentError."""
-        texts = [document.text.strip("\n") for document in read_documents([path])]
-        return cls.from_text(Path(path).name or path, "\n\n".join(texts))
+        """Makes a haystack of a text file or of all files in a folder, whose paragraphs end at
+        blank lines. Raises DocumentError."""
+        text = "\n\n".join(document.text.strip("\n") for document in read_documents([path]))
+        parts = (part.strip("\n") for part in re.split(r"\n[^\S\n]*\n", text))
+        return cls(Path(path).name or path, [part for part in parts if part.strip()], text)
 
     def take_first_paragraphs(self, count_tokens: TokenCounter, wanted_tokens: int) -> list[str]:
         """Returns the haystack's first paragraphs with about `wanted_tokens` tokens, the last of

@@ -27,6 +27,7 @@ from mcp.types import jsonrpc_message_adapter
 from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
 from properties import NUMBERS, trees
 
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import mcp_server, server_app, worker
 from esa_cli.apps.server.mcp_server import ABSENT, BUG, McpDocumentTools, McpMessageLines
 from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
@@ -302,10 +303,8 @@ HELLO = {
 @contextmanager
 def served(tools: McpDocumentTools, token: str | None = None) -> Iterator[int]:
     """The port of a server in a thread."""
-    notes = list[str]()
-    app = make_asgi_app(
-        tools.esa, tools.documents, token, ServerLimits(), notes.append, notes.append, tools
-    )
+    reporter = Reporter(quiet=True)
+    app = make_asgi_app(tools.esa, tools.documents, token, ServerLimits(), reporter, tools)
     with server_app.open_listening_socket("127.0.0.1", 0) as sock:
         server = server_app.make_uvicorn_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

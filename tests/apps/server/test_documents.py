@@ -312,7 +312,8 @@ def test_who_may_send(start: Start) -> None:
 
 def test_sessions_are_limited_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now, forgotten = [0.0], list[str]()
-    kept = SessionDocuments(forgotten.append, lambda: now[0])
+    monkeypatch.setattr(session_documents.time, "monotonic", lambda: now[0])
+    kept = SessionDocuments(forgotten.append)
     most = session_documents.MAX_DOCUMENTS
     names = [kept.add_document(SESSION, make_document(f"{number}")) for number in range(most)]
     assert list(kept.list_documents(SESSION)) == names

@@ -40,7 +40,7 @@ def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
     assert (message.found, message.answered_from, message.quotation) == (True, "rows", None)
     assert message.read is True
     assert asker.calls[0]["books"] == ["alpha"]
-    assert live.notes == ["4 tokens answered in 0.2 s"]
+    assert live.notes == ["esa: 4 tokens answered in 0.2 s"]
     with live.client() as client:
         assert [one.id for one in client.models.list()] == ["fake-model"]
     assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ from forked import child, ended
 from live_server import LiveServer, Start, in_thread, send, until, user
 
 from esa_cli.apps.server import server_app
-from esa_cli.apps.server.worker import JobThread, WorkerJob
+from esa_cli.apps.server.worker import JobThread
 from esa_cli.errors import (
     BUG,
     DiskError,
@@ -194,10 +195,9 @@ def test_a_server_that_ends_ends_the_reading(
 def test_a_job_that_does_not_end_ends_the_process() -> None:
     """The model would else be closed under it."""
 
-    def work() -> None:
-        worker, events = JobThread(0), list[Any]()
-        worker.submit_job(WorkerJob(lambda job: threading.Event().wait(60), events.append))
-        until(lambda: events)
-        worker.cancel_all_jobs(0.1)
+    async def begin(worker: JobThread) -> None:
+        with worker.queue_job_with_events(lambda job: threading.Event().wait(60)) as events:
+            assert await events.get() == ("begun", None)
+            worker.cancel_all_jobs(0.1)
 
-    assert ended(child(work)) == BUG
+    assert ended(child(lambda: asyncio.run(begin(JobThread(0))))) == BUG

@@ -161,8 +161,9 @@ class AskCommandRun:
             begin_loading_standalone_tokenizer(folder)
         reader = model.choose_reader()
         limit = chosen.answer.documents if from_text else None
+        searched = "\n".join([*(turn.question for turn in self.talk.turns[-1:]), self.question])
         self.documents = DocumentOpener(
-            files, library, reporter, stack, limit=limit, in_library=opts.library, keep=opts.keep
+            files, library, reporter, searched, limit=limit, in_library=opts.library, keep=opts.keep
         )
         named = self.documents.gathered.documents
         sized = () if opts.library else named  # the documents of the library may have any length
@@ -192,8 +193,7 @@ class AskCommandRun:
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
         open_file = None if needs_kv_cache else open_book
-        searched = "\n".join([*(turn.question for turn in self.talk.turns[-1:]), self.question])
-        self.books = self.documents.open_documents(searched, books, esa.stored, open_file)
+        self.books = self.documents.open_documents(books, esa.stored, open_file)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -79,7 +79,7 @@ def batch(
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **model.make_cache_key_fields(), "preset": settings}
+        answer_settings = {**asking, "preset": settings}
         asked = _load_batch_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if shard.count > 1:
@@ -97,14 +97,8 @@ def batch(
                 kept = terminal.pluralize(before, "question")
                 reporter.show_note(f"esa: kept from an earlier run: {kept}")
             if before < end:
-                progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_model(chosen, model, reporter, keep=keep, reader=reader) as esa:
-                    progress(0, end - before)  # the rate is measured without loading the model
-                    answer_batch_questions(
-                        esa, asked[:end], answers, asking,
-                        lambda: progress(next(numbers), end - before),
-                        lambda text: reporter.warn(f"esa: {text}"),
-                    )  # fmt: skip
+                    answer_batch_questions(esa, asked[:end], answers, asking, reporter)
         reporter.clear_spinner()
         seconds = time.monotonic() - started
         failed = sum(index < end for index in answers.failed_question_indices)
@@ -271,13 +265,14 @@ def copy_answers_from_shard_files(
 
 def answer_batch_questions(
     esa: Esa, questions: Sequence[BatchQuestion], answers: AnswersFile,
-    ask_arguments: Mapping[str, Any], progress: Callable[[], None] = lambda: None,
-    warn: Callable[[str], None] = lambda text: None,
+    ask_arguments: Mapping[str, Any], reporter: terminal.Reporter,
 ) -> None:  # fmt: skip
-    """Answers the questions without a row in the answers file; `warn` is called for each file that
-    cannot be read. Raises ResourceError, DocumentError: the answers cannot be written."""
+    """Answers the questions without a row in the answers file, and warns of files that cannot be
+    read. Raises ResourceError, DocumentError: the answers cannot be written."""
     cache = OpenDocumentCache(esa)
-    unanswered = (pair for pair in enumerate(questions) if not answers.has_row(pair[0]))
+    unanswered = [pair for pair in enumerate(questions) if not answers.has_row(pair[0])]
+    progress, numbers = reporter.start_progress("", "questions"), itertools.count(1)
+    progress(0, len(unanswered))
     for group in group_questions_by_documents(unanswered):
         files, refusal = group[0][1].files, None
         books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
@@ -287,7 +282,7 @@ def answer_batch_questions(
             left_out = gathered.left_out
             books = [cache.open_document(document) for document in gathered.documents]
             for file in left_out[len(files.left_out) :]:
-                warn(file.message)
+                reporter.warn(f"esa: {file.message}")
         except EsaError as error:
             refusal = error
         lists = {
@@ -307,4 +302,4 @@ def answer_batch_questions(
             except EsaError as error:
                 row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
             answers.add_row(index, {**row, "key": question.key})
-            progress()
+            progress(next(numbers), len(unanswered))

@@ -197,7 +197,6 @@ def _find_retrieval_heads(
     reporter.show_stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
-    from esa_cli.evaluation.selftest.selftest_run import count_tokens
     from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)
@@ -205,8 +204,7 @@ def _find_retrieval_heads(
     hay = Haystack.from_files(str(haystack)) if haystack else Haystack.from_chronicle(0)
     known = fetch_and_check_model(preset, place, reporter)
     known.check_methods_can_run({"preset": preset}, length)
-    size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, questions, 0)
+    request = TaskRequest(length, known.count_tokens, hay, questions, 0)
     sample = next(TASKS["needle"].samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():

@@ -165,15 +165,12 @@ def find(
             return stack.enter_context(opened)
 
         documents = DocumentOpener(
-            inputs, library, reporter, stack,
-            limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
+            inputs, library, reporter, question, limit=chosen.answer.documents,
+            in_library=opts.library, keep=opts.keep, all_that_match=opts.is_word_search,
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_model, ingests_new=reads)
         named = [finder.open_document(document) for document in documents.gathered.documents]
-        books = documents.open_documents(
-            question, named, finder.open_stored_document, finder.open_document,
-            all_that_match=opts.is_word_search,
-        )  # fmt: skip
+        books = documents.open_documents(named, finder.open_stored_document, finder.open_document)
         reporter.show_spinner("searching")
         passages = _find_passages(finder, question, books, opts, reporter)
         reporter.clear_spinner()
@@ -366,13 +363,13 @@ def collect(
         check_adapter_and_finder_exist(chosen.answer)
         library, reader = Library(), model.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
-        documents = DocumentOpener(files, library, reporter, stack, in_library=in_library)
+        documents = DocumentOpener(files, library, reporter, question, in_library=in_library)
         esa = stack.enter_context(
             open_model(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
         open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
-        books = documents.open_documents(question, named, esa.stored, open_book)
+        books = documents.open_documents(named, esa.stored, open_book)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
@@ -380,7 +377,6 @@ def collect(
             "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **opts.make_esa_collect_arguments(),
-            **model.make_cache_key_fields(),
         }
         key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))

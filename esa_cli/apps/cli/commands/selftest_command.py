@@ -21,13 +21,11 @@ from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.machine import format_duration, format_size
-from esa_cli.system.progress import Progress
 from esa_cli.system.registry import find_by_name
 from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
-    from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.qa.presets.preset import Preset
@@ -153,9 +151,9 @@ def _run_selftests(
             reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
-            display, deadline = SelftestProgressDisplay(reporter), common.compute_deadline()
+            deadline = common.compute_deadline()
             return SelftestRun(
-                loaded, preset, settings, haystack, journal, display, deadline, shard
+                loaded, preset, settings, haystack, journal, reporter, deadline, shard
             ).ask_all_questions()
 
     def print_results(is_complete: bool) -> None:
@@ -180,23 +178,6 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
             print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
-
-
-class SelftestProgressDisplay:
-    """Shows the progress of the prefills and questions of `esa selftest`."""
-
-    def __init__(self, reporter: terminal.Reporter) -> None:
-        self._reporter = reporter
-
-    def show_prefill(self, test: str, length: int, methods: Sequence[str], total: int) -> Progress:
-        label = f"{test} at {length:,} tokens: reading for {', '.join(methods)}"
-        return self._reporter.start_progress(label)
-
-    def show_answer(self, row: dict[str, Any]) -> None:
-        self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
-
-    def warn(self, text: str) -> None:
-        self._reporter.show_note(f"esa: {text}")
 
 
 @options.make_typer_command
@@ -251,8 +232,8 @@ def compare(
         with quiet_transformers():
             rows = run_plan.compare_answers_of_methods(
                 ready.model.load_transformers_model(reporter), chosen, grouped, text, question,
-                max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
-                reporter.start_progress(f"reading for {', '.join(names)}"),
+                max_passages=top, max_new_tokens=max_new_tokens,
+                start_progress=reporter.start_progress,
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -318,9 +299,9 @@ def bench(
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
     selection = bench_run.BenchRecordSelection(benchmark, data, wanted, limit, shard)
-    survey, length = selection.check_and_hash_records(), benchmark.length
+    record_hashes, longest_prompt = selection.check_and_hash_records()
     reporter.show_stage("import", 0, None)
-    names = common.choose_compared_methods(chosen)
+    names, length = common.choose_compared_methods(chosen), benchmark.length
     presets = {method: set_method_to_compare(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve_preset(preset)
@@ -338,9 +319,9 @@ def bench(
         common.out, header, fixed_fields=("benchmark", "settings"), key_fields=bench_run.KEY,
         describe_invalid_row=bench_run.describe_invalid_row, other_shards=common.join or (),
     )  # fmt: skip
-    complete = survey.has_all_result_rows(journal, presets)
+    complete = bench_run.has_all_result_rows(journal, presets, record_hashes)
     known = fetch_and_check_model(chosen, place, reporter)
-    known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
+    known.check_methods_can_run(presets, known.count_tokens(longest_prompt))
     left_out: list[dict[str, str]] = []
 
     def warn_of_too_long_question(case: QuestionToAsk, error: LengthError) -> None:
@@ -348,9 +329,6 @@ def bench(
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
-
-    def show_reading_progress(method: str, record: BenchRecord) -> Progress:
-        return reporter.start_progress(f"{method}: {record.task}, record {record.id}")
 
     def ask_missing_questions() -> bool:
         if complete:
@@ -363,8 +341,9 @@ def bench(
             loaded = known.load_transformers_model(reporter)
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
+                progress = reporter.start_progress
                 for method, preset in presets.items():
-                    asker = bench_run.BenchAnswerer(session, method, preset, show_reading_progress)
+                    asker = bench_run.BenchAnswerer(loaded, session, method, preset, progress)
                     groups = selection.group_records_by_document()
                     documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not ask_unanswered_questions(
@@ -408,15 +387,11 @@ def _print_benchmark_scores(
 ) -> None:  # fmt: skip
     from esa_cli.evaluation.bench import bench_run
 
-    benchmark, scores = selection.benchmark, bench_run.group_scores_by_method(journal.rows)
+    benchmark = selection.benchmark
+    scores = bench_run.compute_scores(benchmark, journal.rows)
     notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
     if as_json:
-        result = {
-            "complete": is_complete,
-            "scores": bench_run.make_score_dict(benchmark, scores),
-            "notes": notes,
-            "left_out": too_long,
-        }
+        result = {"complete": is_complete, "scores": scores, "notes": notes, "left_out": too_long}
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
     notes += [f"records left out, as they do not fit: {len(too_long):,}"] if too_long else []

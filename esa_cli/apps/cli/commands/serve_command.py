@@ -86,7 +86,7 @@ class ServeCommandOptions:
         with file:
             yield Middleware(
                 AccessLogMiddleware, file=file, with_questions=self.log_questions,
-                warn=lambda line: reporter.warn(f"esa: {line}"),
+                warn=reporter.warn,
             )  # fmt: skip
 
 
@@ -174,9 +174,7 @@ def serve_over_http(
         )
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
-            esa, allowed, opts.token, limits,
-            lambda line: reporter.show_note(f"esa: {line}"),
-            lambda line: reporter.warn(f"esa: {line}"),
+            esa, allowed, opts.token, limits, reporter,
             mcp_tools=make_mcp_tools(allowed) if make_mcp_tools else None, access_log=access_log,
         )  # fmt: skip
         address = server_app.make_base_url(sock)

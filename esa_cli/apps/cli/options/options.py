@@ -212,32 +212,20 @@ class AnswerModelOptions(ModelOptions):
         ),
     ] = None
 
-    def split_address_and_model(self) -> tuple[str | None, str | None]:
-        """Splits --reader into a model or server address, and the server's model or None."""
-        if self.reader is None or not is_server_address(self.reader):
-            return self.reader, None
-        address, _, model = self.reader.partition("#")
-        return address, model or None
-
-    def make_cache_key_fields(self) -> dict[str, str | None]:
-        """Returns the server's model in --reader, as a field of the key of stored answers."""
-        return {} if self.reader is None else {"reader_model": self.split_address_and_model()[1]}
-
     def choose_reader(self) -> ReaderChoice | None:
         """Returns the model that --reader names, without loading the model; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
-        address, model = self.split_address_and_model()
-        if address is None:
+        if self.reader is None:
             return None
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_server_address(address) else None
+        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_server_address(self.reader) else None
         try:
             timeout = float(seconds) if seconds else None
         except ValueError:
             wrong = f"$ESA_READER_TIMEOUT must be a number of seconds, got {seconds}"
             raise UsageError(wrong, "for example: ESA_READER_TIMEOUT=600") from None
-        return ReaderChoice.parse(address, model, timeout)
+        return ReaderChoice.parse(self.reader, timeout_s=timeout)
 
     def load_preset(
         self,
@@ -247,8 +235,8 @@ class AnswerModelOptions(ModelOptions):
     ) -> LoadedPreset:
         """Loads the preset with the settings of --reader, too; `later_method` is applied when the
         documents are known. Raises UsageError: answers of --reader would need passages."""
-        if (address := self.split_address_and_model()[0]) is not None:
-            settings = [*settings, f"answer.reader={json.dumps(address)}", "answer.from=text"]
+        if self.reader is not None:
+            settings = [*settings, f"answer.reader={json.dumps(self.reader)}", "answer.from=text"]
         chosen = super().load_preset(method, settings)
         if self.reader and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
