@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -42,23 +42,17 @@ if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.storage.library import Library
 
 
-class LoadingObserver(Protocol):
-    """Receives progress and notes while a model is fetched, checked and loaded."""
+class LoadingObserver:
+    """Receives progress and notes while a model is fetched, checked and loaded, and shows none."""
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
-        return
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
-        return
 
 
-class _SilentObserver(LoadingObserver):
-    """A `LoadingObserver` that shows nothing."""
-
-
-SILENT = _SilentObserver()
+SILENT = LoadingObserver()
 
 
 @dataclass(frozen=True)

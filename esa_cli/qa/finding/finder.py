@@ -68,9 +68,8 @@ class Finder(Protocol):
     piece: int
     """The number of tokens encoded in one call, of which a segment of the library is a multiple."""
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of a token index's files in the library."""
+    layout: Layout
+    """The layout of a token index's files in the library."""
 
     @property
     def digest(self) -> str:

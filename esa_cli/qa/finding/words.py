@@ -8,6 +8,7 @@ that no document has is replaced by words with similar spelling (`spelling.py`).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -135,29 +136,20 @@ class SentenceWords:
 
     def serialise_table(self) -> bytes:
         """Returns the table of sentences and words as bytes, which `parse_table` reads."""
-        texts = {
-            "version": _digest_word_cutting_rules(),
-            "vocabulary": "\n".join(self.vocabulary),
-            "language": self.language,
-        }
-        arrays = {
-            name: numpy.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=numpy.uint8)
-            for name, text in texts.items()
-        }
-        return save(arrays | {name: getattr(self, name) for name in ARRAYS})
+        texts = json.dumps([_digest_word_cutting_rules(), self.language, *self.vocabulary])
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        return save(arrays | {"texts": numpy.frombuffer(texts.encode(), dtype=numpy.uint8)})
 
     @classmethod
     def parse_table(cls, data: bytes) -> SentenceWords | None:
         """Reads a stored table of words; None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _digest_word_cutting_rules():
+            version, language, *vocabulary = json.loads(tensors["texts"].tobytes())
+            if version != _digest_word_cutting_rules():
                 return None
-            text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
-            language = tensors["language"].tobytes().decode()
-            spans, counts, ids, ends = (tensors[name] for name in ARRAYS)
-            return cls(spans, counts, ids, ends, text.split("\n") if text else [], language)
-        except (SafetensorError, KeyError, ValueError):
+            return cls(*(tensors[name] for name in ARRAYS), vocabulary, language)
+        except (SafetensorError, KeyError, TypeError, ValueError):
             return None
 
 

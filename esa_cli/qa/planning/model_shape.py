@@ -43,19 +43,12 @@ class ModelShape:
     groups: int
     dim: int
     inner: int  # the inner width of the MLP, or of the experts that a token passes
-    shared: bool  # whether the keys are the values, too (MLA)
     rows: int  # the number of layers with a KV cache
     numbers: int  # what these layers cache of a token
-    shapes: tuple[tuple[int, int], ...] = ()  # G and D of each of these layers, if they differ
     stateful: int = 0  # the number of layers with a state
     convolved: int = 0  # numbers of the model's type in a state
     recurrent: int = 0  # numbers in float32 in a state
     window: int = 0  # tokens of the sliding window; 0: there is none
-
-    @property
-    def cached_numbers_per_token(self) -> int:
-        """How many numbers a layer with full attention caches for each token."""
-        return (1 if self.shared else 2) * self.groups * self.dim
 
     def count_recurrent_state_bytes(self, dtype_bytes: int) -> int:
         """Returns the bytes of the states of all recurrent layers, for one document."""
@@ -68,17 +61,18 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), list_layer_cache_kinds(config)
+        settings = SimpleNamespace(**config)
+        kinds = list_layer_cache_kinds(settings)
         groups, dim = get_kv_head_shape(settings)
-        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_kv_heads(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
-        width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
+        shapes = list_unequal_kv_heads(settings) or [(groups, dim)] * rows
+        width = sum(own * size for own, size in shapes)
         hidden = int(config["hidden_size"])
         convolved, recurrent = _read_recurrent_state_sizes(config, hidden)
         return ModelShape(
             layers=len(kinds), hidden=hidden, heads=int(config["num_attention_heads"]),
-            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), shared=shared,
-            rows=rows, numbers=(1 if shared else 2) * width, shapes=shapes,
+            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), rows=rows,
+            numbers=width if get_model_family(settings).latent else 2 * width,
             stateful=kinds.count("state") + kinds.count("both"), convolved=convolved,
             recurrent=recurrent, window=_read_sliding_window(config),
         )  # fmt: skip

@@ -118,12 +118,11 @@ class KvCacheCosts(TokenIndexCosts):
     def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
         values but those of local and new tokens."""
-        shape, window = self.shape, self.method.window
+        window, token_bytes = self.method.window, self.shape.numbers * dtype_bytes
         if not on_host:
-            return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
-        local = max(window.local, window.full_attention_limit, shape.window)
+            return self._count_allocated_tokens(token_count) * token_bytes, 0
+        local = max(window.local, window.full_attention_limit, self.shape.window)
         near = local + FEED + window.chunk + RESERVE
-        token_bytes = shape.rows * shape.cached_numbers_per_token * dtype_bytes
         return near * token_bytes, token_count * token_bytes
 
     def count_reduced_key_bytes(self, token_count: int, dtype_bytes: int) -> int:
