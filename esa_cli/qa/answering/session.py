@@ -18,7 +18,7 @@ from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.files.families import has_recurrence
-from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
+from esa_cli.models.text_passes.generation import AnswerStreamer, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
@@ -280,9 +280,8 @@ class Session(AbstractContextManager["Session"]):
             query.answer_start = length + len(asked.before) + len(asked.ids_without_prefix)
             self._run_survey_pass(asked, query)
             generate(
-                self.model, self._ids + asked.before + asked.ids, self.cache,
+                self.model, self._ids + asked.before + asked.ids, self.cache, streamer,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed,
-                streamer=streamer,
             )  # fmt: skip
         finally:
             self.cache.truncate(length)
@@ -290,9 +289,8 @@ class Session(AbstractContextManager["Session"]):
         ended = time.perf_counter()
         return Reply(
             streamer.text.strip(), question_tokens=len(asked.before) + len(asked.ids),
-            answer_tokens=streamer.count, first_token_s=(streamer.first or ended) - started,
-            total_s=ended - started,
-            cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
+            answer_tokens=len(streamer.ids), first_token_s=(streamer.first or ended) - started,
+            total_s=ended - started, cut=streamer.cut,
         )  # fmt: skip
 
     def check_length(self, question: str, prime: str, max_new_tokens: int | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,13 +20,12 @@ from torch import Tensor, nn
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     can_fuse_model,
+    iterate_group_states,
     iterate_groups,
-    pad_sequences,
 )
 from esa_cli.models.tokenization.tokenizer import tokenise_text
 from esa_cli.qa.presets.preset_files import MAPS
@@ -290,19 +288,12 @@ class TokenEncoder:
     ) -> tuple[Tensor, Tensor]:
         """Returns the zero-padded hidden states (B, T, H) and the lengths (B,) of B sequences."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
-        width = int(lengths.max())
-        order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
-        rows: dict[int, Tensor] = {}
-        with nullcontext() if fused else self.adapter.apply():
-            for group in iterate_groups(order):
-                ids = pad_sequences([sequences[n] for n in group])
-                if fused:
-                    states = fused.compute_states(ids)
-                else:
-                    states = compute_hidden_states(self.model, ids, self.layers)
-                for n, row in zip(group, states, strict=True):
-                    size = len(sequences[n])
-                    rows[n] = nn.functional.pad(row[:size], (0, 0, 0, width - size))
+        width, rows = int(lengths.max()), dict[int, Tensor]()
+        given = self.model, self.adapter, fused, sequences, self.layers
+        for group, states in iterate_group_states(*given):
+            for n, row in zip(group, states, strict=True):
+                size = len(sequences[n])
+                rows[n] = nn.functional.pad(row[:size], (0, 0, 0, width - size))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
 
 
