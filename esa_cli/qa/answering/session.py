@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -49,15 +50,11 @@ def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
 
     taken = len(decode_token_ids([]))
     known = {token: decode_token_ids([token])[taken:] for token in set(token_ids)}
-    pieces = [known[token] for token in token_ids]
-    at = 0
-    while at < len(token_ids):
-        end = at + 1
-        if INCOMPLETE in pieces[at]:
-            while end < len(token_ids) and INCOMPLETE in pieces[end]:
-                end += 1
-            pieces[at:end] = [decode_token_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
-        at = end
+    pieces = list[str]()
+    for incomplete, group in groupby(token_ids, lambda token: INCOMPLETE in known[token]):
+        ids = list(group)
+        whole = [decode_token_ids(ids)[taken:], *[""] * (len(ids) - 1)]
+        pieces += whole if incomplete else [known[token] for token in ids]
     return pieces
 
 

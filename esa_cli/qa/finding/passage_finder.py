@@ -449,9 +449,8 @@ class PassageSearch:
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        return finder.place_at_words(
-            finder.find_passages(question, count, reduced=reduced), question
-        )
+        found = finder.find_passages(question, count, reduced=reduced)
+        return finder.place_at_words(found, question)
 
     @torch.inference_mode()
     def search_passages(

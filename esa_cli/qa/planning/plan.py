@@ -195,9 +195,8 @@ def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: st
 
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the saved speeds by their keys; returns {} if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
-        speeds = data if isinstance(data, dict) else {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be a list
+        speeds = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
 

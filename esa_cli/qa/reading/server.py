@@ -144,10 +144,9 @@ class ServerReader(Reader):
                 return {}  # not every server lists its models
             if response.status_code != 200:
                 raise self._make_refusal_error(response)
-            models = json.loads(response.content).get("data") or ()
-            return {
-                str(one["id"]): int(one.get("max_model_len") or DEFAULT_WINDOW) for one in models
-            }
+            listed = json.loads(response.content).get("data") or ()
+            windows = ((one["id"], one.get("max_model_len") or DEFAULT_WINDOW) for one in listed)
+            return {str(name): int(window) for name, window in windows}
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             broken = BrokenAnswerError("the response is not a list of models in JSON")
             raise self._make_connection_error(broken) from error
