@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -42,17 +42,23 @@ if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.storage.library import Library
 
 
-class LoadingObserver:
-    """Receives progress and notes while a model is fetched, checked and loaded, and shows none."""
+class LoadingObserver(Protocol):
+    """Receives progress and notes while a model is fetched, checked and loaded."""
 
     def show_stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Is called at each stage of fetching and loading a model; see `StageProgress`."""
+        return
 
     def show_note(self, text: str, dim: bool = True) -> None:
         """Is called with a line of information for the user."""
+        return
 
 
-SILENT = LoadingObserver()
+class _SilentObserver(LoadingObserver):
+    """A `LoadingObserver` that shows nothing."""
+
+
+SILENT = _SilentObserver()
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ class SentenceWords:
             version, language, *vocabulary = json.loads(tensors["texts"].tobytes())
             if version != _digest_word_cutting_rules():
                 return None
-            return cls(*(tensors[name] for name in ARRAYS), vocabulary, language)
+            spans, counts, ids, ends = (tensors[name] for name in ARRAYS)
+            return cls(spans, counts, ids, ends, vocabulary, language)
         except (SafetensorError, KeyError, TypeError, ValueError):
             return None
 

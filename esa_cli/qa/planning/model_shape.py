@@ -141,23 +141,22 @@ def measure_weight_sizes(
     of `QUANTIZATIONS` or "". Raises ModelError: files are damaged, or the model is not known."""
     config = read_config_json(model_folder)
     kept = not quantization and weights_stay_quantised(config, device)
+    each = get_bytes_per_weight(quantization, dtype_bytes)
     try:
         list_weight_files(model_folder)
     except ModelError:  # the folder contains only config.json
         tensors, total = list_weights_transformers_expects(model_folder), 0.0
+        for tensor in tensors:
+            own = float(dtype_bytes)
+            if _is_layer_matrix(tensor):
+                if not kept:
+                    own = each
+                elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
+                    own = estimate_bytes_per_quantised_weight(config)
+            total += math.prod(tensor.shape) * own
     else:
-        each = get_bytes_per_weight(quantization, dtype_bytes)
-        nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
-        body = count_weights_used_per_token(list_language_model_weights(model_folder), config)
-        return WeightSizes(nbytes, body, dtype_bytes)
-    for tensor in tensors:
-        each = float(dtype_bytes)
-        if _is_layer_matrix(tensor):
-            if not kept:
-                each = get_bytes_per_weight(quantization, dtype_bytes)
-            elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
-                each = estimate_bytes_per_quantised_weight(config)
-        total += math.prod(tensor.shape) * each
+        tensors = list_language_model_weights(model_folder)
+        total = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
     return WeightSizes(int(total), count_weights_used_per_token(tensors, config), dtype_bytes)
 
 
