@@ -47,7 +47,6 @@ class FileChanges:
     records: list[FileRecord] = field(default_factory=list)  # of all files, in order
     added: list[FileRecord] = field(default_factory=list)  # of files that could not be read before
     changed: list[FileRecord] = field(default_factory=list)  # of files that had another text
-    read: int = 0  # the number of files that were opened
     former: list[str] = field(default_factory=list)  # digests of the former texts of changed files
 
     @property
@@ -102,7 +101,6 @@ def _parse_file_if_changed(
         if known.digest and not record.digest and not os.path.lexists(path):
             changes.records.append(record)
             return None  # it may be on a disk that is away, so its record stays
-        changes.read += 1
         if record.digest != known.digest:
             changes.former += [known.digest] if known.digest else []
             if record.digest:
@@ -265,7 +263,6 @@ class LibraryTexts(NamedTuple):
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[LibraryEntry, ...] = ()
     refused: tuple[FileRecord, ...] = ()
-    former: tuple[LibraryEntry, ...] = ()
 
 
 def load_library_texts(library: Library) -> LibraryTexts:
@@ -293,7 +290,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
     stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
     index_files(catalogue, changed, progress)
-    present, former = catalogue.list_present_and_former() if changed else divided
+    present = (catalogue.list_present_and_former() if changed else divided).present
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.error:
@@ -312,7 +309,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
         elif record.folder or exists:
             refused.append(record)
     damaged = tuple(one for one in present if one.error)
-    return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
+    return LibraryTexts(tuple(texts.values()), damaged, tuple(refused))
 
 
 def _find_changed_files(catalogue: Catalogue, entries: Sequence[LibraryEntry]) -> list[str]:
