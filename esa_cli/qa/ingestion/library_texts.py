@@ -47,6 +47,7 @@ class FileChanges:
     records: list[FileRecord] = field(default_factory=list)  # of all files, in order
     added: list[FileRecord] = field(default_factory=list)  # of files that could not be read before
     changed: list[FileRecord] = field(default_factory=list)  # of files that had another text
+    read: int = 0  # the number of files that were opened
     former: list[str] = field(default_factory=list)  # digests of the former texts of changed files
 
     @property
@@ -101,6 +102,7 @@ def _parse_file_if_changed(
         if known.digest and not record.digest and not os.path.lexists(path):
             changes.records.append(record)
             return None  # it may be on a disk that is away, so its record stays
+        changes.read += 1
         if record.digest != known.digest:
             changes.former += [known.digest] if known.digest else []
             if record.digest:

@@ -48,7 +48,7 @@ def test_unchanged_files_are_not_read_again(
     names = write("a.txt", "one harp"), write("b.txt", "one loom"), write("c.txt", "one harp")
     first = update(catalogue, *names)
     assert [Path(one.path).name for one in first.added] == [*names]
-    assert (first.changed, first.refused_records) == ([], [])
+    assert (first.read, first.changed, first.refused_records) == (3, [], [])
     assert len(catalogue.texts.list_digests()) == 2, "a copy is stored once"
 
     def fails(path: str) -> Document:
@@ -56,7 +56,7 @@ def test_unchanged_files_are_not_read_again(
 
     monkeypatch.setattr(library_texts, "read_document", fails)
     again = index_files(catalogue, names)
-    assert (again.records, again.added) == (first.records, [])
+    assert (again.records, again.read, again.added) == (first.records, 0, [])
 
 
 def test_words_of_another_version_are_made_again(
@@ -88,6 +88,7 @@ def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catal
     write("a.txt", "an anvil")
     write("b.txt", "one loom")  # its time only
     changes = update(catalogue, "a.txt", "b.txt")
+    assert changes.read == 2
     assert [Path(one.path).name for one in changes.changed] == ["a.txt"]
     assert not catalogue.texts.rank_texts("harp")
     [ranked] = catalogue.texts.rank_texts("anvil")
