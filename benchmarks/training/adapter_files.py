@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from esa_cli.models.text_passes.text_forward import CONFIG, PREFIX, WEIGHTS, LoraAdapter
 from esa_cli.system.files import replace_atomically
@@ -31,11 +31,6 @@ def new_adapter(model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapt
 def adapter_rank(adapter: LoraAdapter) -> int:
     """Returns the rank r of an adapter, which is the smaller size of its matrices."""
     return int(next(iter(adapter.matrices.values()))[0].shape[0])
-
-
-def adapter_matrices(adapter: LoraAdapter) -> list[Tensor]:
-    """Returns all matrices of an adapter, for training."""
-    return [matrix for pair in adapter.matrices.values() for matrix in pair]
 
 
 def save_adapter(adapter: LoraAdapter, folder: Path, base_model: str) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from esa_cli import models
-from esa_cli.models.text_passes.text_forward import iterate_groups
 from esa_cli.qa.presets.preset import HEAD, load_preset
 from esa_cli.qa.reading.span import PassageReader
 from esa_cli.system.files import replace_atomically
@@ -108,9 +107,8 @@ def read_questions(folder: Path, questions: list[Question]) -> Tensor:
     reader = PassageReader.load(folder, loaded.text_model, loaded.tokenizer, template)
     prompts = [reader.encode_prompt(one.question, one.passage).ids for one in questions]
     states = torch.zeros(len(prompts), loaded.text_model.config.hidden_size)
-    order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]))
-    for group in iterate_groups(order):
-        for n, rows in zip(group, reader.compute_states([prompts[n] for n in group]), strict=True):
+    for group, group_states in reader.iterate_states(prompts):
+        for n, rows in zip(group, group_states, strict=True):
             states[n] = rows[len(prompts[n]) - 1]
     return states
 

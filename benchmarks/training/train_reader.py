@@ -121,7 +121,7 @@ def load_wrong_windows(data: TrainingData, job: TrainingJob) -> Integers:
         return find_nearest_windows(data)
     encoder, loaded = None, job.loaded
     if job.finder is not None:
-        encoder = TokenEncoder.load(job.finder, loaded.model, loaded.tokenizer, fixed=True)
+        encoder = TokenEncoder.load(job.finder, loaded.model, loaded.tokenizer)
     numbers = find_wrong_windows(job.texts, data, encoder)
     with explain_writing_errors(path), replace_atomically(path) as part, part.open("wb") as out:
         np.save(out, numbers)

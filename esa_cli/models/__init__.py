@@ -11,10 +11,8 @@ from esa_cli.models.files.prepared_models import (
     list_models,
 )
 from esa_cli.models.loading.load import LoadedModel, load
-from esa_cli.system.progress import StageProgress
 
 __all__ = [
-    "DEFAULT_MODEL", "CachedModel", "LoadedModel", "ModelRef", "StageProgress",
-    "delete_cached_model", "fetch_model_folder", "find_model_folder", "list_models", "load",
-    "parse_reference",
+    "DEFAULT_MODEL", "CachedModel", "LoadedModel", "ModelRef", "delete_cached_model",
+    "fetch_model_folder", "find_model_folder", "list_models", "load", "parse_reference",
 ]  # fmt: skip

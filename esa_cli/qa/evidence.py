@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esa_cli.documents.sources import WRITTEN_BY_ESA
 from esa_cli.qa.answering.passage_choice import choose_passages
-from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, mark_quotations
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, mark_quotations, mark_spans
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
@@ -135,18 +135,10 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book]) -> st
 
 def _format_marked_document(book: Book, passages: Sequence[tuple[int, Passage]]) -> str:
     """Returns the text of a document as HTML, in which each passage is marked and numbered."""
-    document, parts, at = book.document, list[str](), 0
+    document = book.document
     own = [
-        (one.start, one.end, number)
+        (one.start, one.end, f'<mark id="passage-{number}"><a href="#passages">{number}</a>')
         for number, one in passages
         if one.document == document.name and document.text[one.start : one.end] == one.text
     ]
-    for start, end, number in sorted(own):
-        start = max(start, at)
-        parts += [
-            escape(document.text[at:start]),
-            f'<mark id="passage-{number}"><a href="#passages">{number}</a>',
-            f"{escape(document.text[start:end])}</mark>",
-        ]
-        at = max(start, end)
-    return "".join([*parts, escape(document.text[at:])])
+    return mark_spans(document.text, sorted(own))

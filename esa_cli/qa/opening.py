@@ -294,9 +294,8 @@ class CheckedPreset:
         if choice is not None and choice.address is not None:
             from esa_cli.qa.reading.server import ServerReader
 
-            url, key = choice.address.url, choice.address.key
-            reader = server = ServerReader(url, key, choice.model, choice.timeout_s)
-            to = f"{server.name} at {url}"
+            reader = server = ServerReader(choice.address, choice.model, choice.timeout_s)
+            to = f"{server.name} at {server.url}"
             if server.chosen_of > 1:
                 to += f", one of {server.chosen_of} models (--reader ...#MODEL names another)"
             observer.show_note(f"esa: questions and the passages found are sent to {to}", dim=False)

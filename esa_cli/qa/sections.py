@@ -27,9 +27,8 @@ from esa_cli.documents.outline import (
     parse_number,
 )
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply
-from esa_cli.qa.finding.finder import compute_window_products
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, find_token_bounds
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import list_sentence_words
 from esa_cli.qa.reading.reader import MAX_PASSAGES, MAX_TOKENS, Reader, SamplingParams
 from esa_cli.system.jsonl import ResultsFile
@@ -237,10 +236,8 @@ def find_central_sentences(
     others = torch.tensor([spans[n] for n in own[:: 1 + len(own) // COMPARED]]).reshape(-1, 2)
     for n in best if len(best) > count else ():
         reduced = search.encode_question(text[slice(*spans[n])], [book])
-        if reduced is not None and book.index is not None:
-            bounds = find_token_bounds(book.spans, others)
-            products = compute_window_products(reduced.queries, book.index, *bounds)
-            scores[n] = float((products @ reduced.weights).mean())
+        if reduced is not None:
+            scores[n] = float(reduced.score_ranges(book, others).mean())
     return [spans[n] for n in sorted(sorted(best, key=lambda n: -scores.get(n, 0.0))[:count])]
 
 

@@ -255,7 +255,7 @@ def test_every_method_runs(name: str) -> None:
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
     found, before = compute_model_fingerprint(model), model.config.to_dict()
-    rows = sum(one in ("attention", "both") for one in list_layer_cache_kinds(before))
+    rows = sum(one in ("attention", "both") for one in list_layer_cache_kinds(model.config))
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,
@@ -267,8 +267,9 @@ def test_what_a_model_is_made_of(family: str) -> None:
         model(tokens(5), past_key_values=cache)
         store = cache.get_layer_kv_cache(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
-        assert store.nbytes == 5 * read_model_shape(before).cached_numbers_per_token * 4
+        shape = read_model_shape(before)
+        assert (store.heads, store.dim) == (shape.groups, shape.dim)
         state_bytes = sum(tensor.nbytes for tensor in cache.states.list_state_tensors())
-        assert cache.nbytes - state_bytes == 5 * read_model_shape(before).numbers * 4
-        assert state_bytes == read_model_shape(before).count_recurrent_state_bytes(4)
+        assert cache.nbytes - state_bytes == 5 * shape.numbers * 4
+        assert state_bytes == shape.count_recurrent_state_bytes(4)
     assert model.config.to_dict() == before

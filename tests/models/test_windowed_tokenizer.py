@@ -118,12 +118,13 @@ def test_windows_give_the_tokens_of_one_call(make: Callable[[], Tokenizer], tmp_
 def test_a_long_line_takes_more_than_one_call() -> None:
     calls: list[int] = []
 
-    def encode(part: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def tokenizer(part: str, **options: Any) -> dict[str, Any]:
         calls.append(len(part))
-        return list(map(ord, part)), [(at, at + 1) for at in range(len(part))]
+        offsets = [(at, at + 1) for at in range(len(part))]
+        return {"input_ids": list(map(ord, part)), "offset_mapping": offsets}
 
     text = (WORDS * 30_000)[: 2 << 20]
-    rows = list(windowed_tokenizer.tokenise_by_windows(encode, text))
+    rows = list(windowed_tokenizer.tokenise_by_windows(tokenizer, text))
     assert sum(map(len, rows)) == len(text)
     assert all(int(row[0]) == ord(text[row[1]]) for part in rows for row in part[::9973])
     assert max(calls) == windowed_tokenizer.WINDOW

@@ -256,7 +256,5 @@ def _compute_esa_attention(
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
     """Returns no mask, as ESA's attention is causal without one."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
-        raise UsageError(
-            "the attention mask must not hide tokens, since ESA accepts no padding",
-            "pass one sequence of tokens without padding to the model",
-        )
+        wrong = "the attention mask must not hide tokens, since ESA accepts no padding"
+        raise UsageError(wrong, "pass one sequence of tokens without padding to the model")

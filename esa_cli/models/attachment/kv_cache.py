@@ -217,7 +217,7 @@ class EsaCache(Cache):
         }
         layers = [
             new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
-            for i, kind in enumerate(families.list_layer_cache_kinds(config.to_dict()))
+            for i, kind in enumerate(families.list_layer_cache_kinds(config))
         ]
         super().__init__(layers=layers)
         self.kv_layers = [layer for layer in layers if isinstance(layer, KvCacheLayer)]

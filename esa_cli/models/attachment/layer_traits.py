@@ -165,10 +165,8 @@ class LatentProjections:
         self._rest, self._rotary = int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)
         self._dequantised: Tensor | None = None
         if getattr(self._projection, "bias", None) is not None:
-            raise ModelError(
-                "the projection from MLA latents to keys must have no bias",
-                "use a model of another family without MLA",
-            )
+            hint = "use a model of another family without MLA"
+            raise ModelError("the projection from MLA latents to keys must have no bias", hint)
 
     def project_queries(self, queries: Tensor) -> Tensor:
         """Converts queries (H, C, N + R) of H heads and C tokens, with R rotary dimensions at the

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from esa_cli.errors import ModelError
@@ -30,7 +29,6 @@ class ModelFamily:
     norms_after: tuple[str, str] | None = None  # modules that normalise rotated queries and keys
     half_table: bool = False  # the rotary module returns each angle once instead of twice
     complex_table: bool = False  # the rotary module returns complex numbers
-    sinks: bool = False  # each head has a learned attention logit that belongs to no key
     attention_cap: str = ""  # setting with the soft cap of attention logits
     latent: bool = False  # the cache receives latents of keys and values (MLA)
     all_layers_slide: bool = False  # the setting `sliding_window` applies to all layers
@@ -69,9 +67,8 @@ _TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("nanochat", ModelFamily(pairs="reversed")),
     ("gemma3n_text", _GEMMA3N),
     ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, skips_tokens=True, unequal_heads=True)),
-    ("gpt_oss", ModelFamily(half_table=True, sinks=True)),
-    ("afmoe", ModelFamily(rotating="sliding")),
-    ("flint", ModelFamily(rotating="sliding", sinks=True)),
+    ("gpt_oss", ModelFamily(half_table=True)),
+    ("afmoe flint", ModelFamily(rotating="sliding")),
 )  # fmt: skip
 FAMILIES: dict[str, ModelFamily] = {
     kind: family for kinds, family in _TABLE for kind in kinds.split()
@@ -200,10 +197,9 @@ def map_key_source_layers(config: Any) -> dict[int, int]:
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
-def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
+def list_layer_cache_kinds(config: Any) -> list[Kind]:
     """Returns what each layer of a model caches: "attention" for keys and values, "state" for a
     recurrent state, "both", "reader" if it uses another layer's keys, or "idle" for nothing."""
-    config = SimpleNamespace(**config_settings)
     readers, types = map_key_source_layers(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 

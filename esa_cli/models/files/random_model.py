@@ -24,8 +24,8 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_random_model(folder: Path) -> dict[str, Any]:
-    """Writes a tiny Llama with random weights into a folder, and returns the seed and the dtype."""
+def write_random_model(folder: Path) -> None:
+    """Writes a tiny Llama with random weights into a folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,7 +34,6 @@ def write_random_model(folder: Path) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(SEED)
         LlamaForCausalLM(LlamaConfig(**_SIZES)).save_pretrained(folder)
-    return {"seed": SEED, "dtype": "float32"}
 
 
 def write_byte_tokenizer(folder: Path) -> None:

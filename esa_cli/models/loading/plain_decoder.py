@@ -132,7 +132,7 @@ class PlainDecoder(nn.Module):
                 torch.empty(words, size, device="meta")
             ),
             "layers": nn.ModuleList(map(_make_decoder_layer, [config] * config.num_hidden_layers)),
-            "norm": RmsNorm(size, config.rms_norm_eps),
+            "norm": nn.RMSNorm(size, config.rms_norm_eps, device="meta"),
             "rotary_emb": FixedFrequencyRotaryModule(1.0 / theta ** (numbers / head), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
@@ -183,20 +183,6 @@ def _read_weights(safetensors_file: Path, dtype: torch.dtype) -> dict[str, Tenso
     return weights
 
 
-class RmsNorm(nn.Module):
-    """The RMS norm of hidden states (..., hidden), computed in float32."""
-
-    def __init__(self, hidden_size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(hidden_size, device="meta")), eps
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Divides hidden states by their root mean square, and multiplies them by the weight."""
-        wide = hidden_states.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(hidden_states.dtype)
-
-
 def _make_decoder_layer(config: Any) -> nn.Module:
     """Makes the modules of one decoder layer, with or without biases as in the model's family."""
     size, wide, head = config.hidden_size, config.intermediate_size, get_head_dimension(config)
@@ -204,6 +190,7 @@ def _make_decoder_layer(config: Any) -> nn.Module:
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"
     linear = partial(nn.Linear, device="meta")
+    norm = partial(nn.RMSNorm, eps=config.rms_norm_eps, device="meta")
     attention: dict[str, nn.Module] = {
         "q_proj": linear(size, heads, inner),
         "k_proj": linear(size, groups, inner),
@@ -211,12 +198,12 @@ def _make_decoder_layer(config: Any) -> nn.Module:
         "o_proj": linear(heads, size, bias),
     }
     if config.model_type == "qwen3":
-        attention |= {name: RmsNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
+        attention |= {"q_norm": norm(head), "k_norm": norm(head)}
     sizes = {"gate_proj": (size, wide), "up_proj": (size, wide), "down_proj": (wide, size)}
     mlp = {name: linear(*both, bias=False) for name, both in sizes.items()}
     return nn.ModuleDict({
         "self_attn": nn.ModuleDict(attention),
         "mlp": nn.ModuleDict(mlp),
-        "input_layernorm": RmsNorm(size, config.rms_norm_eps),
-        "post_attention_layernorm": RmsNorm(size, config.rms_norm_eps),
+        "input_layernorm": norm(size),
+        "post_attention_layernorm": norm(size),
     })  # fmt: skip

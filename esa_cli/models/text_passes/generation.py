@@ -16,25 +16,23 @@ class AnswerStreamer:
     """Decodes the tokens of an answer as they arrive, and passes only complete characters on.
 
     Attributes:
-        text, count: the text of the answer so far, and the number of its tokens.
-        last: the latest token id, or None before the first token.
-        first: when the first token arrived, as `time.perf_counter` says, or None before."""
+        text, ids: the text of the answer so far, and its token ids.
+        first: when the first token arrived, as `time.perf_counter` says, or None before.
+        cut: whether the answer reached its maximum length, as `generate` says at its end."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
-        self.text, self.count = "", 0
+        self.text, self.ids, self.cut = "", list[int](), False
         self.first: float | None = None
-        self.last: int | None = None
-        self._ids: list[int] | None = None
+        self._has_prompt = False
 
     def put(self, token_ids: torch.Tensor) -> None:
         """Receives token ids from `model.generate`, first the prompt, then each new token."""
-        if self._ids is None:
-            self._ids = []
+        if not self._has_prompt:
+            self._has_prompt = True
             return
         self.first = self.first or time.perf_counter()
-        self._ids.extend(token_ids.flatten().tolist())
-        self.count, self.last = len(self._ids), self._ids[-1]
+        self.ids.extend(token_ids.flatten().tolist())
         # A character may be several byte tokens: the last of them completes it.
         self._emit_new_text("\ufffd")
 
@@ -44,7 +42,7 @@ class AnswerStreamer:
 
     def _emit_new_text(self, omitted_characters: str) -> None:
         """Passes the answer's new text to `on_text`, except for `omitted_characters` at its end."""
-        text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
+        text = str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
         text = text.rstrip(omitted_characters)
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
@@ -52,11 +50,10 @@ class AnswerStreamer:
 
 
 def generate(
-    model: Any, prompt_ids: Sequence[int], cache: Any, *, max_new_tokens: int,
-    temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
-    streamer: AnswerStreamer | None = None,
-) -> list[int]:  # fmt: skip
-    """Returns the token ids of an answer that a transformers model generates for a prompt.
+    model: Any, prompt_ids: Sequence[int], cache: Any, streamer: AnswerStreamer, *,
+    max_new_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
+) -> None:  # fmt: skip
+    """Generates a transformers model's answer to a prompt, which the `streamer` receives.
 
     The model's generation settings are ignored, apart from special token ids, since a penalty for
     repetition, for example, would penalise answers that quote the document in the prompt.
@@ -83,17 +80,13 @@ def generate(
             torch.manual_seed(seed)
         stack.callback(setattr, model, "generation_config", before)
         model.generation_config = config(**special)
-        output = model.generate(
+        model.generate(
             prompt,
             generation_config=config(use_cache=True, **settings, **special),
             attention_mask=torch.ones_like(prompt),
             past_key_values=cache,
             streamer=streamer,
         )
-    new: list[int] = output[0, len(prompt_ids) :].tolist()
-    return new
-
-
-def list_end_token_ids(model: Any) -> list[int]:
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]
+    ends = special["eos_token_id"]
+    ends = ends if isinstance(ends, (list, tuple)) else [ends]
+    streamer.cut = len(streamer.ids) >= max_new_tokens and streamer.ids[-1] not in ends

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,11 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import call_layer_hooks, normalise_hidden_states
+from esa_cli.models.text_passes.model_forward import (
+    call_layer_hooks,
+    compute_hidden_states,
+    normalise_hidden_states,
+)
 
 # -- The fast forward pass
 
@@ -218,6 +222,24 @@ def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
 def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
     for at in range(0, len(indices), GROUP):
         yield indices[at : at + GROUP]
+
+
+def iterate_group_states(
+    model: Any, adapter: LoraAdapter, fused: FusedForward | None,
+    sequences: Sequence[Sequence[int]], depth: int, bidirectional: bool = False,
+) -> Iterator[tuple[Sequence[int], Tensor]]:  # fmt: skip
+    """Yields groups of token sequences, as numbers of sequences, with their hidden states (B, T, H)
+    after the first `depth` layers of a model with an adapter, or of its `fused` form."""
+    order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
+    with nullcontext() if fused else adapter.apply():
+        for group in iterate_groups(order):
+            ids = pad_sequences([sequences[n] for n in group])
+            counts = torch.tensor([len(sequences[n]) for n in group], device=model.device)
+            lengths = counts if bidirectional else None
+            if fused:
+                yield group, fused.compute_states(ids, lengths)
+            else:
+                yield group, compute_hidden_states(model, ids, depth, lengths)
 
 
 # -- Adapters

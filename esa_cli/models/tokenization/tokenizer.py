@@ -241,9 +241,6 @@ OVERLAP = 1 << 12
 LONGEST = 1 << 20
 """The largest number of characters in a window, used where smaller windows do not agree."""
 
-Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
-"""A function that returns the token ids and offsets of a text."""
-
 
 class TokenArrays(NamedTuple):
     """The n tokens of a text as `ids`, and the `offsets` (n, 2) of each token's characters."""
@@ -257,15 +254,8 @@ def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
     plain text. Raises DocumentError: the text cannot be divided into windows of limited length."""
     import numpy
 
-    def encode_text_part(text_part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-        out = tokenizer(
-            text_part, add_special_tokens=False, split_special_tokens=True,
-            return_offsets_mapping=True, verbose=False,
-        )  # fmt: skip
-        return out["input_ids"], out["offset_mapping"]
-
     ids, offsets = array("i"), []
-    for rows in tokenise_by_windows(encode_text_part, text):
+    for rows in tokenise_by_windows(tokenizer, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
@@ -277,18 +267,18 @@ def count_tokens(folder: Path, text: str) -> int:
         return len(tokenise_text(load_fastest_tokenizer(folder), text).ids)
 
 
-def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
+def tokenise_by_windows(tokenizer: Any, text: str) -> Iterator[NDArray[numpy.int32]]:
     """Yields the tokens of a text, tokenised in overlapping parts, as arrays (n, 3) of token id,
     first and end character. Raises DocumentError: windows of `LONGEST` share no token."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
-    rows = _tokenise_window(encode, text, start, length)
+    rows = _tokenise_window(tokenizer, text, start, length)
     while start + length < len(text):
         end = start + length
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
-        following = _tokenise_window(encode, text, after, WINDOW)
+        following = _tokenise_window(tokenizer, text, after, WINDOW)
         cut = _find_token_shared_by_windows(rows, following, after, end, text)
         if cut is None:
             length *= 2
@@ -298,7 +288,7 @@ def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int
                     f"characters without either from character {start:,} on",
                     "break the document into lines, which the tokenizer can process one by one",
                 )
-            rows = _tokenise_window(encode, text, start, length)
+            rows = _tokenise_window(tokenizer, text, start, length)
             continue
         yield rows[first : cut[0]]
         rows, start, first, length = following, after, cut[1], WINDOW
@@ -306,15 +296,18 @@ def tokenise_by_windows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int
 
 
 def _tokenise_window(
-    encode: Encode, text: str, window_start: int, window_length: int
+    tokenizer: Any, text: str, window_start: int, window_length: int
 ) -> NDArray[numpy.int32]:
     """Returns the tokens of one window of a text, (n, 3): token id, first and end character."""
     import numpy
 
-    ids, offsets = encode(text[window_start : window_start + window_length])
-    rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
-    rows[:, 0] = ids
-    rows[:, 1:] = numpy.asarray(offsets, dtype=numpy.int32).reshape(-1, 2)
+    out = tokenizer(
+        text[window_start : window_start + window_length], add_special_tokens=False,
+        split_special_tokens=True, return_offsets_mapping=True, verbose=False,
+    )  # fmt: skip
+    rows = numpy.empty((len(out["input_ids"]), 3), dtype=numpy.int32)
+    rows[:, 0] = out["input_ids"]
+    rows[:, 1:] = numpy.asarray(out["offset_mapping"], dtype=numpy.int32).reshape(-1, 2)
     rows[:, 1:] += window_start
     return rows
 

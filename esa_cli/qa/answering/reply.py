@@ -250,8 +250,15 @@ def locate_quotations(passage: Passage, quotations: Iterable[Quotation]) -> list
 
 def mark_quotations(passage: Passage, quotations: Iterable[Quotation]) -> str:
     """Returns the text of a passage as HTML, in which the quoted words are marked."""
-    text, at, out = passage.text, 0, ""
-    for start, end in locate_quotations(passage, quotations):
-        out += f"{escape(text[at:start])}<mark>{escape(text[start:end])}</mark>"
-        at = end
+    quoted = locate_quotations(passage, quotations)
+    return mark_spans(passage.text, ((start, end, "<mark>") for start, end in quoted))
+
+
+def mark_spans(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
+    """Returns a text as HTML with its spans (start, end, opening tag), in order, in `mark`s."""
+    at, out = 0, ""
+    for start, end, opening_tag in spans:
+        start = max(start, at)
+        out += f"{escape(text[at:start])}{opening_tag}{escape(text[start:end])}</mark>"
+        at = max(start, end)
     return out + escape(text[at:])

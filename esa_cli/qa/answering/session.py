@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.files.families import has_recurrence
-from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
+from esa_cli.models.text_passes.generation import AnswerStreamer, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.plan import FEED, puts_kv_cache_on_host
@@ -49,15 +50,11 @@ def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
 
     taken = len(decode_token_ids([]))
     known = {token: decode_token_ids([token])[taken:] for token in set(token_ids)}
-    pieces = [known[token] for token in token_ids]
-    at = 0
-    while at < len(token_ids):
-        end = at + 1
-        if INCOMPLETE in pieces[at]:
-            while end < len(token_ids) and INCOMPLETE in pieces[end]:
-                end += 1
-            pieces[at:end] = [decode_token_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
-        at = end
+    pieces = list[str]()
+    for incomplete, group in groupby(token_ids, lambda token: INCOMPLETE in known[token]):
+        ids = list(group)
+        whole = [decode_token_ids(ids)[taken:], *[""] * (len(ids) - 1)]
+        pieces += whole if incomplete else [known[token] for token in ids]
     return pieces
 
 
@@ -280,9 +277,8 @@ class Session(AbstractContextManager["Session"]):
             query.answer_start = length + len(asked.before) + len(asked.ids_without_prefix)
             self._run_survey_pass(asked, query)
             generate(
-                self.model, self._ids + asked.before + asked.ids, self.cache,
+                self.model, self._ids + asked.before + asked.ids, self.cache, streamer,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed,
-                streamer=streamer,
             )  # fmt: skip
         finally:
             self.cache.truncate(length)
@@ -290,9 +286,8 @@ class Session(AbstractContextManager["Session"]):
         ended = time.perf_counter()
         return Reply(
             streamer.text.strip(), question_tokens=len(asked.before) + len(asked.ids),
-            answer_tokens=streamer.count, first_token_s=(streamer.first or ended) - started,
-            total_s=ended - started,
-            cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
+            answer_tokens=len(streamer.ids), first_token_s=(streamer.first or ended) - started,
+            total_s=ended - started, cut=streamer.cut,
         )  # fmt: skip
 
     def check_length(self, question: str, prime: str, max_new_tokens: int | None) -> None:

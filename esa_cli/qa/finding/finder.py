@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -21,13 +21,12 @@ from torch import Tensor, nn
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     can_fuse_model,
+    iterate_group_states,
     iterate_groups,
-    pad_sequences,
 )
 from esa_cli.models.tokenization.tokenizer import tokenise_text
 from esa_cli.qa.presets.preset_files import MAPS
@@ -54,7 +53,7 @@ class TokenisedDocument:
 
     @classmethod
     def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
-        """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
+        """Tokenises a document. Raises DocumentError: see `tokenise_text`."""
         ids, offsets = tokenise_text(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 
@@ -68,9 +67,8 @@ class Finder(Protocol):
     piece: int
     """The number of tokens encoded in one call, of which a segment of the library is a multiple."""
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of a token index's files in the library."""
+    layout: Layout
+    """The layout of a token index's files in the library."""
 
     @property
     def digest(self) -> str:
@@ -184,7 +182,6 @@ class TokenEncoder:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
             (1,), the logarithm of the factor of scores in training.
         layers: the number of first layers that run. prompt: the template for a question.
-        fixed: whether model and adapter are no longer trained, so that fused weights are cached.
 
     Raises ModelError: the projections are of another model."""
 
@@ -192,12 +189,10 @@ class TokenEncoder:
 
     def __init__(
         self, model: Any, tokenizer: Any, adapter: LoraAdapter, maps: Mapping[str, Tensor],
-        layers: int, prompt: str = PROMPT, *, fixed: bool = False,
+        layers: int, prompt: str = PROMPT,
     ) -> None:  # fmt: skip
         self.model, self.tokenizer, self.adapter = model, tokenizer, adapter
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
-        self._fixed = fixed
-        self._fused_layers: FusedForward | None = None
         self.dim = self.maps["key_map"].shape[1]  # R
         self.layout = make_index_layout(self.dim)
         size, depth = model.config.hidden_size, len(model.base_model.layers)
@@ -209,7 +204,7 @@ class TokenEncoder:
             )
 
     @classmethod
-    def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
+    def load(cls, folder: Path, model: Any, tokenizer: Any) -> TokenEncoder:
         """Loads projections and adapter from a folder. Raises ModelError: a file is damaged."""
         with convert_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
@@ -222,7 +217,7 @@ class TokenEncoder:
         adapter, weight = LoraAdapter.load(folder, model), next(model.parameters())
         adapter.match_device_and_dtype(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}
-        return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
+        return cls(model, tokenizer, adapter, maps, layers, prompt)
 
     @property
     def digest(self) -> str:
@@ -236,11 +231,10 @@ class TokenEncoder:
             digest.update(plain.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    @torch.inference_mode()
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as `Finder.encode_questions` says, and records gradients."""
         sequences = [self._tokenise_question(text) for text in texts]
-        fused = self._fuse_layers() if self._fixed and not torch.is_grad_enabled() else None
-        states, lengths = self._compute_hidden_states(sequences, fused)
+        states, lengths = self._compute_hidden_states(sequences)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
@@ -259,13 +253,12 @@ class TokenEncoder:
         """Returns the reduced keys of tokens, as `encode_tokens`; the model reads each segment
         together with the `CONTEXT_TOKENS` tokens before the segment."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
-        pieces, fused = list[Tensor](), self._fuse_layers()
+        pieces = list[Tensor]()
         for group in iterate_groups(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
             segments = [ids[a:b] for a, b in zip(begins, ends, strict=True)]
-            states, _ = self._compute_hidden_states(segments, fused)
-            keys = self._project_states(states, "key_map")
+            keys = self._project_states(self._compute_hidden_states(segments)[0], "key_map")
             rows = zip(keys, group, begins, ends, strict=True)
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
@@ -278,32 +271,20 @@ class TokenEncoder:
     def _project_states(self, states: Tensor, map_name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[map_name], dim=-1)
 
-    def _fuse_layers(self) -> FusedForward | None:
-        """Fuses the adapter into the weights of the first layers; None if this is impossible."""
-        if self._fused_layers is not None or not can_fuse_model(self.model):
-            return self._fused_layers
-        fused = FusedForward(self.model, self.layers, self.adapter)
-        self._fused_layers = fused if self._fixed else None
-        return fused
+    @cached_property
+    def _fused(self) -> FusedForward | None:
+        can_fuse = can_fuse_model(self.model)
+        return FusedForward(self.model, self.layers, self.adapter) if can_fuse else None
 
-    def _compute_hidden_states(
-        self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _compute_hidden_states(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Returns the zero-padded hidden states (B, T, H) and the lengths (B,) of B sequences."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
-        width = int(lengths.max())
-        order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
-        rows: dict[int, Tensor] = {}
-        with nullcontext() if fused else self.adapter.apply():
-            for group in iterate_groups(order):
-                ids = pad_sequences([sequences[n] for n in group])
-                if fused:
-                    states = fused.compute_states(ids)
-                else:
-                    states = compute_hidden_states(self.model, ids, self.layers)
-                for n, row in zip(group, states, strict=True):
-                    size = len(sequences[n])
-                    rows[n] = nn.functional.pad(row[:size], (0, 0, 0, width - size))
+        width, rows = int(lengths.max()), dict[int, Tensor]()
+        given = self.model, self.adapter, self._fused, sequences, self.layers
+        for group, states in iterate_group_states(*given):
+            for n, row in zip(group, states, strict=True):
+                size = len(sequences[n])
+                rows[n] = nn.functional.pad(row[:size], (0, 0, 0, width - size))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
 
 

@@ -46,7 +46,7 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> Finder 
         return None
     if not (place / MAPS).is_file():
         return LateInteractionFinder(place, model.device)
-    return TokenEncoder.load(place, model, tokenizer, fixed=True)
+    return TokenEncoder.load(place, model, tokenizer)
 
 
 def load_ranking(settings: AnswerSettings) -> Ranking | None:

@@ -157,10 +157,10 @@ class Ranking(NamedTuple):
         bm25_odds: an intercept, and the weight of BM25 as a share of the highest, for documents
             without a token index."""
 
-    late: tuple[float, ...] = (30.0, 9.0, 9.0, 9.0)
+    late: Sequence[float] = (30.0, 9.0, 9.0, 9.0)
     words: float = 4.0
-    late_odds: tuple[float, float, float] = (-4.0, 0.0, 1.0)
-    bm25_odds: tuple[float, float] = (-10.0, 8.6)
+    late_odds: Sequence[float] = (-4.0, 0.0, 1.0)
+    bm25_odds: Sequence[float] = (-10.0, 8.6)
 
     @classmethod
     def load(cls, folder: Path) -> Ranking:
@@ -170,13 +170,11 @@ class Ranking(NamedTuple):
             return cls()
         with convert_read_errors(str(path), "use --finder words"):
             facts = json.loads(path.read_text("utf-8"))
-            late = tuple(map(float, facts["late"]))
-            if len(late) != 1 + len(AROUND):
-                raise ValueError(f"late must have {1 + len(AROUND)} weights")
-            intercept, own, gap = map(float, facts["late_odds"])
-            bm25_intercept, bm25_own = map(float, facts["bm25_odds"])
-            late_odds, bm25_odds = (intercept, own, gap), (bm25_intercept, bm25_own)
-            return cls(late, float(facts["words"]), late_odds, bm25_odds)
+            sizes = {"late": 1 + len(AROUND), "late_odds": 3, "bm25_odds": 2}
+            weights = {name: tuple(map(float, facts[name])) for name in sizes}
+            if sizes != {name: len(one) for name, one in weights.items()}:
+                raise ValueError(f"the numbers of weights must be {sizes}")
+            return cls(**weights, words=float(facts["words"]))
 
     def compute_bm25_odds(self, words: Tensor) -> Tensor:
         """Returns the log-odds of windows by BM25 as a share of the highest."""
@@ -194,6 +192,12 @@ class ReducedQueries(NamedTuple):
 
     queries: Tensor
     weights: Tensor
+
+    def score_ranges(self, book: Book, character_ranges: Tensor) -> Tensor:
+        """Returns the late interaction (W,) with character ranges (W, 2) of an indexed document."""
+        assert book.index is not None
+        bounds = find_token_bounds(book.spans, character_ranges)
+        return compute_window_products(self.queries, book.index, *bounds) @ self.weights
 
 
 class WindowScores(NamedTuple):
@@ -431,19 +435,13 @@ class PassageSearch:
     ) -> list[float] | None:
         """Returns the late interaction of a text with each passage; None if a passage has no token
         index of the preset's model, whose scores alone are known."""
-        if self._encoder is None or not self._encoder.uses_preset_model:
+        by_name = {book.document.name: book for book in books}
+        places = [(by_name[one.document], torch.tensor([(one.start, one.end)])) for one in passages]
+        unknown = self._encoder is None or not self._encoder.uses_preset_model
+        if unknown or any(book.index is None for book, _ in places):
             return None
-        indexes = {book.document.name: (book.index, book.spans) for book in books}
-        queries, weights = self._encoder.encode_questions([text])
-        scores = list[float]()
-        for passage in passages:
-            keys, spans = indexes[passage.document]
-            if keys is None:
-                return None
-            bounds = find_token_bounds(spans, torch.tensor([(passage.start, passage.end)]))
-            products = compute_window_products(queries[0].cpu(), keys, *bounds)
-            scores.append(float(products[0] @ weights[0].cpu()))
-        return scores
+        reduced = self.encode_question(text, books)
+        return None if reduced is None else [float(reduced.score_ranges(*at)) for at in places]
 
     @torch.inference_mode()
     def find_passages_to_read(
@@ -451,9 +449,8 @@ class PassageSearch:
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        return finder.place_at_words(
-            finder.find_passages(question, count, reduced=reduced), question
-        )
+        found = finder.find_passages(question, count, reduced=reduced)
+        return finder.place_at_words(found, question)
 
     @torch.inference_mode()
     def search_passages(

@@ -8,12 +8,14 @@ that no document has is replaced by words with similar spelling (`spelling.py`).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,18 +68,13 @@ class TextWindow(NamedTuple):
 
 def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each sentence of a text, in the text's order."""
-    out: list[tuple[int, int]] = []
-    at = 0
-    for blank_start, blank_end in [
-        *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
-    ]:  # fmt: skip
-        start, last = strip_span(text, at, blank_start)
-        for end in find_sentence_ends(text, start, last):
-            first, stop = strip_span(text, start, end)
-            if first < stop:
-                out.append((first, stop))
-            start = end
-        at = blank_end
+    blanks = chain.from_iterable(blank.span() for blank in BLANK_LINES.finditer(text))
+    edges, out = [0, *blanks, len(text)], list[tuple[int, int]]()
+    for paragraph in zip(edges[::2], edges[1::2], strict=True):
+        start, last = strip_span(text, *paragraph)
+        ends = find_sentence_ends(text, start, last)
+        spans = (strip_span(text, *span) for span in pairwise([start, *ends]))
+        out += [(first, end) for first, end in spans if first < end]
     return out
 
 
@@ -85,23 +82,16 @@ def cut_sentence_windows(
     sentence_spans: list[tuple[int, int]], word_counts: list[int], words_per_window: int
 ) -> list[TextWindow]:
     """Groups sentences into half-overlapping windows of about `words_per_window` words."""
-    out: list[TextWindow] = []
-    first = 0
-    while first < len(sentence_spans):
-        last, total = first, 0
-        while last < len(sentence_spans) and total < words_per_window:
-            if total and total + word_counts[last] > 1.25 * words_per_window:
-                break
-            total += word_counts[last]
-            last += 1
+    ends = [0, *accumulate(word_counts)]
+    out, first, last = list[TextWindow](), 0, 0
+    while last < len(sentence_spans):
+        enough = bisect_left(ends, ends[first] + words_per_window, first + 1)
+        last = min(enough, len(sentence_spans))
+        if ends[last] - ends[first] > 1.25 * words_per_window and ends[last - 1] > ends[first]:
+            last -= 1
         out.append(TextWindow(sentence_spans[first][0], sentence_spans[last - 1][1], first, last))
-        if last >= len(sentence_spans):
-            break
-        half, following = 0, first
-        while following < last and half < total / 2:
-            half += word_counts[following]
-            following += 1
-        first = max(first + 1, following)
+        half = bisect_left(ends, (ends[first] + ends[last]) / 2, first, last)
+        first = max(first + 1, half)
     return out
 
 
@@ -135,29 +125,21 @@ class SentenceWords:
 
     def serialise_table(self) -> bytes:
         """Returns the table of sentences and words as bytes, which `parse_table` reads."""
-        texts = {
-            "version": _digest_word_cutting_rules(),
-            "vocabulary": "\n".join(self.vocabulary),
-            "language": self.language,
-        }
-        arrays = {
-            name: numpy.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=numpy.uint8)
-            for name, text in texts.items()
-        }
-        return save(arrays | {name: getattr(self, name) for name in ARRAYS})
+        texts = json.dumps([_digest_word_cutting_rules(), self.language, *self.vocabulary])
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        return save(arrays | {"texts": numpy.frombuffer(texts.encode(), dtype=numpy.uint8)})
 
     @classmethod
     def parse_table(cls, data: bytes) -> SentenceWords | None:
         """Reads a stored table of words; None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _digest_word_cutting_rules():
+            version, language, *vocabulary = json.loads(tensors["texts"].tobytes())
+            if version != _digest_word_cutting_rules():
                 return None
-            text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
-            language = tensors["language"].tobytes().decode()
             spans, counts, ids, ends = (tensors[name] for name in ARRAYS)
-            return cls(spans, counts, ids, ends, text.split("\n") if text else [], language)
-        except (SafetensorError, KeyError, ValueError):
+            return cls(spans, counts, ids, ends, vocabulary, language)
+        except (SafetensorError, KeyError, TypeError, ValueError):
             return None
 
 
@@ -314,14 +296,9 @@ def _find_nearest_windows(
     """Returns, for each narrow window, the number of the wide window with the nearest middle."""
     out, base = list[int](), 0
     for windows, around in zip(narrow_windows, wide_windows, strict=True):
-        middles, at = [window.start + window.end for window in around], 0
-        for window in windows:
-            middle = window.start + window.end
-            while at + 1 < len(around) and (
-                abs(middles[at + 1] - middle) <= abs(middles[at] - middle)
-            ):
-                at += 1
-            out.append(base + at)
+        middles = [window.start + window.end for window in around]
+        borders = [one + following for one, following in pairwise(middles)]
+        out += [base + bisect_right(borders, 2 * (one.start + one.end)) for one in windows]
         base += len(around)
     return torch.tensor(out, dtype=torch.long)
 
@@ -336,11 +313,9 @@ def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
 
 def locate_question_words(text: str, question: str) -> int:
     """Returns where a question's words begin in the sentence of a text that has the most, or 0."""
-    words = [start for start, _ in find_shared_words(text, question)]
-    having = {
-        span: sum(span[0] <= at < span[1] for at in words) for span in find_sentence_spans(text)
-    }
-    first, _ = max(having, key=lambda span: having[span], default=(0, 0))
+    words, spans = [at for at, _ in find_shared_words(text, question)], find_sentence_spans(text)
+    counts = [sum(start <= at < end for at in words) for start, end in spans]
+    first = spans[counts.index(max(counts))][0] if spans else 0
     return next((at for at in words if at >= first), 0)
 
 

@@ -121,7 +121,7 @@ class DocumentIngester(ABC):
         return entry.identity in self.list_model_and_settings_identities()
 
     @abstractmethod
-    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
+    def open_library_entry(self, library: Library, document: Document, entry: LibraryEntry) -> Book:
         """Opens a document's library entry for questions. Raises LibraryError: it is damaged."""
 
     @abstractmethod
@@ -141,11 +141,6 @@ class DocumentIngester(ABC):
     def tokenise(self, document: Document) -> TokenisedDocument:
         """Divides a document into the tokens that are indexed or prefilled."""
         return TokenisedDocument.tokenise(document, self.esa.tokenizer)
-
-    @property
-    def runs_model_on_documents(self) -> bool:
-        """Whether documents are indexed or prefilled by the model, not only searched by words."""
-        return True
 
     @property
     def stores_documents(self) -> bool:
@@ -180,7 +175,7 @@ class DocumentIngester(ABC):
             hint = "use the preset that ingested the document, or ingest it with this preset"
             raise UsageError(wrong, hint)
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._remember_book_in_memory(self.open_library_entry(document, entry))
+        book = self._remember_book_in_memory(self.open_library_entry(self.library, document, entry))
         self.events.report_stored_document(book)
         return book
 
@@ -194,7 +189,8 @@ class DocumentIngester(ABC):
         """Indexes or prefills a document, or the document at a path; see `api.Esa.ingest`."""
         before, self.keep = self.keep, self.keep if keep is None else keep
         try:
-            return self._open_or_ingest(source, progress, self.runs_model_on_documents)
+            by_words = self.esa.preset.answer.finds_by_bm25_only and not self.stores_documents
+            return self._open_or_ingest(source, progress, may_ingest=not by_words)
         finally:
             self.keep = before
 
@@ -264,14 +260,15 @@ class DocumentIngester(ABC):
             size = library.estimate_document_size(tokens, plan.layout, plan.state_bytes)
             self.events.announce_ingest(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
-        book = self.open_library_entry(document, entry)
+        book = self.open_library_entry(library, document, entry)
         return self._remember_book_in_memory(replace(book, read_s=time.perf_counter() - start_time))
 
     def _try_open_library_entry(self, document: Document, entry: LibraryEntry) -> Book | None:
         """Opens a document's library entry; None if another process has just removed the entry."""
         assert self.library is not None
         try:
-            return self._remember_book_in_memory(self.open_library_entry(document, entry))
+            book = self.open_library_entry(self.library, document, entry)
+            return self._remember_book_in_memory(book)
         except LibraryError:
             if self.library.find_entry(entry.key) is not None:
                 raise
@@ -329,16 +326,15 @@ class TokenIndexIngester(DocumentIngester):
     def list_model_and_settings_identities(self) -> list[str]:
         return [self.token_index_identity]
 
-    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
-        assert self.library is not None
-        stored = self.library.open_document(entry)
+    def open_library_entry(self, library: Library, document: Document, entry: LibraryEntry) -> Book:
+        stored = library.open_document(entry)
         keys = ReducedKeys(stored.read_encoded_first_layer(), self.encoder.layout)
-        payload = self.library.read_word_index(entry)
+        payload = library.read_word_index(entry)
         words = None if payload is None else SentenceWords.parse_table(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = list_sentence_words(document.text)
             if self.keep:
-                self.library.store_word_index(entry, words.serialise_table())
+                library.store_word_index(entry, words.serialise_table())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def plan_storage(self, text: TokenisedDocument) -> StoragePlan:

@@ -28,7 +28,7 @@ from esa_cli.qa.presets.resolved_preset import (
     explain_why_not_storable,
     find_reduced_key_widths,
 )
-from esa_cli.storage.library import SEGMENT, Layout, LibraryEntry
+from esa_cli.storage.library import SEGMENT, Layout, Library, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
@@ -80,11 +80,6 @@ class KvCacheIngester(DocumentIngester):
         return super().stores_documents and self._can_store_kv_caches
 
     @property
-    def runs_model_on_documents(self) -> bool:
-        """Whether documents are prefilled, for answers or only to store their KV caches."""
-        return self.esa.preset.answer.needs_kv_cache or self.stores_documents
-
-    @property
     def _can_store_kv_caches(self) -> bool:
         """Whether the model can run the method, and the library can store a KV cache of it."""
         if self.esa.preset.answer.finds_by_bm25_only:
@@ -106,9 +101,8 @@ class KvCacheIngester(DocumentIngester):
         layout = self._make_file_layout(entry.layout.kind)
         return self._make_cache_identity(layout) == entry.identity
 
-    def open_library_entry(self, document: Document, entry: LibraryEntry) -> Book:
-        assert self.library is not None
-        stored = self.library.open_document(entry)
+    def open_library_entry(self, library: Library, document: Document, entry: LibraryEntry) -> Book:
+        stored = library.open_document(entry)
         cache = StoredKVCache(stored, self.esa.session.model.device)
         projections = cache.projections or [None] * len(cache.layers)
         states: list[dict[type, LayerState]] = [{} for _ in cache.layers]

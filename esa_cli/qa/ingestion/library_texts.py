@@ -265,7 +265,6 @@ class LibraryTexts(NamedTuple):
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[LibraryEntry, ...] = ()
     refused: tuple[FileRecord, ...] = ()
-    former: tuple[LibraryEntry, ...] = ()
 
 
 def load_library_texts(library: Library) -> LibraryTexts:
@@ -293,7 +292,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
     stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
     index_files(catalogue, changed, progress)
-    present, former = catalogue.list_present_and_former() if changed else divided
+    present = (catalogue.list_present_and_former() if changed else divided).present
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.error:
@@ -312,7 +311,7 @@ def list_current_texts(catalogue: Catalogue, progress: Progress | None = None) -
         elif record.folder or exists:
             refused.append(record)
     damaged = tuple(one for one in present if one.error)
-    return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
+    return LibraryTexts(tuple(texts.values()), damaged, tuple(refused))
 
 
 def _find_changed_files(catalogue: Catalogue, entries: Sequence[LibraryEntry]) -> list[str]:

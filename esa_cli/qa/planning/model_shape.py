@@ -43,19 +43,12 @@ class ModelShape:
     groups: int
     dim: int
     inner: int  # the inner width of the MLP, or of the experts that a token passes
-    shared: bool  # whether the keys are the values, too (MLA)
     rows: int  # the number of layers with a KV cache
     numbers: int  # what these layers cache of a token
-    shapes: tuple[tuple[int, int], ...] = ()  # G and D of each of these layers, if they differ
     stateful: int = 0  # the number of layers with a state
     convolved: int = 0  # numbers of the model's type in a state
     recurrent: int = 0  # numbers in float32 in a state
     window: int = 0  # tokens of the sliding window; 0: there is none
-
-    @property
-    def cached_numbers_per_token(self) -> int:
-        """How many numbers a layer with full attention caches for each token."""
-        return (1 if self.shared else 2) * self.groups * self.dim
 
     def count_recurrent_state_bytes(self, dtype_bytes: int) -> int:
         """Returns the bytes of the states of all recurrent layers, for one document."""
@@ -68,17 +61,18 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), list_layer_cache_kinds(config)
+        settings = SimpleNamespace(**config)
+        kinds = list_layer_cache_kinds(settings)
         groups, dim = get_kv_head_shape(settings)
-        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_kv_heads(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
-        width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
+        shapes = list_unequal_kv_heads(settings) or [(groups, dim)] * rows
+        width = sum(own * size for own, size in shapes)
         hidden = int(config["hidden_size"])
         convolved, recurrent = _read_recurrent_state_sizes(config, hidden)
         return ModelShape(
             layers=len(kinds), hidden=hidden, heads=int(config["num_attention_heads"]),
-            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), shared=shared,
-            rows=rows, numbers=(1 if shared else 2) * width, shapes=shapes,
+            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), rows=rows,
+            numbers=width if get_model_family(settings).latent else 2 * width,
             stateful=kinds.count("state") + kinds.count("both"), convolved=convolved,
             recurrent=recurrent, window=_read_sliding_window(config),
         )  # fmt: skip
@@ -147,23 +141,22 @@ def measure_weight_sizes(
     of `QUANTIZATIONS` or "". Raises ModelError: files are damaged, or the model is not known."""
     config = read_config_json(model_folder)
     kept = not quantization and weights_stay_quantised(config, device)
+    each = get_bytes_per_weight(quantization, dtype_bytes)
     try:
         list_weight_files(model_folder)
     except ModelError:  # the folder contains only config.json
         tensors, total = list_weights_transformers_expects(model_folder), 0.0
+        for tensor in tensors:
+            own = float(dtype_bytes)
+            if _is_layer_matrix(tensor):
+                if not kept:
+                    own = each
+                elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
+                    own = estimate_bytes_per_quantised_weight(config)
+            total += math.prod(tensor.shape) * own
     else:
-        each = get_bytes_per_weight(quantization, dtype_bytes)
-        nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
-        body = count_weights_used_per_token(list_language_model_weights(model_folder), config)
-        return WeightSizes(nbytes, body, dtype_bytes)
-    for tensor in tensors:
-        each = float(dtype_bytes)
-        if _is_layer_matrix(tensor):
-            if not kept:
-                each = get_bytes_per_weight(quantization, dtype_bytes)
-            elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
-                each = estimate_bytes_per_quantised_weight(config)
-        total += math.prod(tensor.shape) * each
+        tensors = list_language_model_weights(model_folder)
+        total = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
     return WeightSizes(int(total), count_weights_used_per_token(tensors, config), dtype_bytes)
 
 

@@ -118,12 +118,11 @@ class KvCacheCosts(TokenIndexCosts):
     def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
         """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
         values but those of local and new tokens."""
-        shape, window = self.shape, self.method.window
+        window, token_bytes = self.method.window, self.shape.numbers * dtype_bytes
         if not on_host:
-            return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
-        local = max(window.local, window.full_attention_limit, shape.window)
+            return self._count_allocated_tokens(token_count) * token_bytes, 0
+        local = max(window.local, window.full_attention_limit, self.shape.window)
         near = local + FEED + window.chunk + RESERVE
-        token_bytes = shape.rows * shape.cached_numbers_per_token * dtype_bytes
         return near * token_bytes, token_count * token_bytes
 
     def count_reduced_key_bytes(self, token_count: int, dtype_bytes: int) -> int:
@@ -196,9 +195,8 @@ def measure_matmul_speed(model_shape: ModelShape, dtype: torch.dtype, device: st
 
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the saved speeds by their keys; returns {} if the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError):
-        data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
-        speeds = data if isinstance(data, dict) else {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be a list
+        speeds = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
 

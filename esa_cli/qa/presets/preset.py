@@ -17,19 +17,7 @@ from pydantic_core import PydanticCustomError
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
-from esa_cli.qa.presets.preset_files import (
-    FORMER,
-    WORDS,
-    find_folder_with_file,
-    find_known_model_facts,
-    find_preset_file,
-    list_preset_files,
-    list_shipped_preset_files,
-    load_known_models,
-    locate_finder,
-    read_preset_file,
-    resolve_to_hub_id,
-)
+from esa_cli.qa.presets import preset_files
 from esa_cli.system.local_servers import is_server_address
 from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
@@ -207,7 +195,7 @@ def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dic
         out["answer"] = above
     if isinstance(out.get("score"), dict) and "heads" not in (overriding.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
-        facts = find_known_model_facts(str(overriding["model"]))
+        facts = preset_files.find_known_model_facts(str(overriding["model"]))
         if facts is not None and facts.heads and out["score"].get("name") == "vote":
             out["score"]["heads"] = facts.heads
     return out
@@ -242,12 +230,12 @@ def check_adapter_and_finder_exist(settings: AnswerSettings) -> None:
         if settings.adapter is not None:
             find_adapter_folder(settings.adapter)
         if settings.finder is not None:
-            locate_finder(settings.finder)
+            preset_files.locate_finder(settings.finder)
 
 
 def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
-    if (folder := find_folder_with_file(adapter_name, "adapter", HEAD)) is not None:
+    if (folder := preset_files.find_folder_with_file(adapter_name, "adapter", HEAD)) is not None:
         return folder
     hint = "give the path of a folder with this file, or use --set answer.adapter=null"
     raise PresetError(f"answer.adapter must be a folder with {HEAD}, got {adapter_name!r}", hint)
@@ -262,9 +250,9 @@ def replace_finder(preset: Preset, finder_name: str) -> Preset:
             "from the KV cache",
             "add --set answer.from=text, and leave out --method",
         )
-    finder = None if finder_name == WORDS else finder_name
+    finder = None if finder_name == preset_files.WORDS else finder_name
     if finder is not None:
-        locate_finder(finder)
+        preset_files.locate_finder(finder)
     return preset.alter_answer_settings(finder=finder)
 
 
@@ -279,7 +267,7 @@ def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ())
     if preset_file in child_presets:
         loop = " -> ".join(step.stem for step in (*child_presets, preset_file))
         raise PresetError(f"presets extend each other in a circle: {loop}", "remove one `extends`")
-    data = read_preset_file(preset_file)
+    data = preset_files.read_preset_file(preset_file)
     parent = data.pop("extends", None)
     if parent is None:
         return data
@@ -287,17 +275,19 @@ def _merge_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ())
         raise PresetError(f"{preset_file}: extends must name one preset, got {parent!r}", "")
     child_presets = (*child_presets, preset_file)
     parent, model = find_preset_for_model_name(parent)
-    below = find_preset_file(parent, base_folder=preset_file.parent)
+    below = preset_files.find_preset_file(parent, base_folder=preset_file.parent)
     if below.resolve() in child_presets:  # one's own preset lies over the shipped one of that name
-        below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
+        name = preset_files.FORMER.get(parent, parent)
+        below = preset_files.list_shipped_preset_files().get(name, below)
     return merge_presets(merge_presets(_merge_with_parents(below, child_presets), model), data)
 
 
 def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the preset and the setting `model` that a known model's name, or any name, means."""
-    if name not in list_preset_files() and (facts := load_known_models().get(name)):
-        return facts.way, {"model": facts.model}
-    return name, {}
+    facts = preset_files.load_known_models().get(name)
+    if facts is None or name in preset_files.list_preset_files():
+        return name, {}
+    return facts.way, {"model": facts.model}
 
 
 def _make_preset_error(validation_error: ValidationError, preset_name: str) -> PresetError:
@@ -326,7 +316,7 @@ def _describe_broken_rule(validation_error: ValidationError) -> str:
 def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     """Loads a preset by name or path, with overrides such as `KEY=VALUE`. Raises PresetError."""
     way, model = find_preset_for_model_name(name)
-    path = find_preset_file(way)
+    path = preset_files.find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
     data = merge_presets(merge_settings(defaults, _merge_with_parents(path)), model)
@@ -334,7 +324,7 @@ def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     for text in overrides:
         over = merge_settings(over, parse_setting_override(text))
     if isinstance(over.get("model"), str):
-        over["model"] = resolve_to_hub_id(over["model"])
+        over["model"] = preset_files.resolve_to_hub_id(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
         data = switch_to_kv_cache_answers(data)

@@ -17,12 +17,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.step import Projection
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.models.files.families import (
-    FAMILIES,
-    get_kv_head_shape,
-    get_model_family,
-    list_full_attention_layers,
-)
+from esa_cli.models.files import families
 from esa_cli.qa.presets.preset import (
     DEFAULT,
     Preset,
@@ -251,8 +246,8 @@ def check_method_fits_model(method: Method, model: Any) -> None:
     if last is not None and last >= layers:
         wrong = f"score.heads must name layers below the model's {layers}, got {last}"
         raise PresetError(wrong, HEADS_HINT)
-    if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
-        running = list_full_attention_layers(model.config)
+    if isinstance(method.score, VoteScore) and model.config.model_type in families.FAMILIES:
+        running = families.list_full_attention_layers(model.config)
         if others := [layer for layer, _ in method.score.heads if layer not in running]:
             raise PresetError(
                 "score.heads must be in layers that attend to all tokens "
@@ -271,10 +266,10 @@ def check_kernel_runs(
         return
     settings = SimpleNamespace(**model_config)
     try:
-        _, dim = get_kv_head_shape(settings)
+        _, dim = families.get_kv_head_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
-    cap = model_config.get(get_model_family(settings).attention_cap) or 0.0
+    cap = model_config.get(families.get_model_family(settings).attention_cap) or 0.0
     choose_kernel_name(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)
 
 

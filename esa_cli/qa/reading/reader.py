@@ -13,7 +13,7 @@ import torch
 
 from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
-from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
+from esa_cli.models.text_passes.generation import AnswerStreamer, generate
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
@@ -46,8 +46,6 @@ class Reader(Protocol):
     """The reader model's name, as people see it."""
     window_tokens: int
     """The number of tokens of prompt and answer together that the model can process."""
-    nbytes: int = 0
-    """How many bytes of local memory the reader's weights take in addition to the finder's."""
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -124,12 +122,12 @@ class ChatReader(Reader):
         ids = self.encode_prompt(question, passages[:MAX_PASSAGES], history, limit)
         streamer = AnswerStreamer(self.prompt.tokenizer, on_text)
         generate(
-            self.model, ids, None, max_new_tokens=limit, temperature=sampling.temperature,
-            top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
+            self.model, ids, None, streamer, max_new_tokens=limit,
+            temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed,
         )  # fmt: skip
-        text, count = streamer.text.strip(), streamer.count
-        cut = count >= limit and streamer.last not in list_end_token_ids(self.model)
-        return Reply(text, found=not says_nothing_found(text), answer_tokens=count, cut=cut)
+        text, count = streamer.text.strip(), len(streamer.ids)
+        found = not says_nothing_found(text)
+        return Reply(text, found=found, answer_tokens=count, cut=streamer.cut)
 
     def encode_prompt(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],

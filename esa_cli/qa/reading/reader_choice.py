@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.loading.quantization import get_bytes_per_weight
+from esa_cli.qa.finding.model_server import ServerAddress
 from esa_cli.qa.presets import preset, preset_files
-from esa_cli.system.local_servers import SERVERS, complete_server_address, is_server_address
-from esa_cli.system.machine import is_loopback_host
+from esa_cli.system.local_servers import SERVERS, is_server_address
 from esa_cli.system.registry import suggest_name
 
-KEY = "ESA_READER_KEY"
-"""The environment variable with the server's API key."""
-OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
-"""The API key that other programs use, and the only server to which this key is sent."""
 MAX_TIMEOUT_S = 86_400
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """The base URL of a server with OpenAI's chat completions, and the server's API key."""
-
-    url: str
-    key: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def parse(cls, url_text: str) -> ServerAddress:
-        """Parses a URL, and reads the API key from the environment. Raises UsageError: one is
-        wrong, or the key would go unencrypted to another machine."""
-        url = complete_server_address(url_text).strip().rstrip("/")
-        try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port
-        except ValueError:
-            host = None
-        if "@" in url:
-            hint = f"set the environment variable {KEY} to the key"
-            raise UsageError("the address of --reader must have no user and password", hint)
-        other = any(map(str.isspace, url)) or url.endswith("/chat/completions")
-        if not host or other or parts.query or parts.fragment:
-            wrong = f"--reader must be a web address without /chat/completions, got {url_text!r}"
-            raise UsageError(wrong, "use for example --reader ollama or http://127.0.0.1:11434")
-        is_openai = parts.scheme == "https" and host == OPENAI_HOST
-        key = _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None)
-        if key is not None and parts.scheme == "http" and not is_loopback_host(host):
-            raise UsageError(
-                f"the API key in {KEY} would go to {url} unencrypted",
-                f"name an https:// address or a tunnel to this machine by --reader, or unset {KEY}",
-            )
-        return cls(url, key)
-
-
-def _read_api_key(variable: str) -> str | None:
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UsageError(f"{variable} must be printable ASCII without spaces", "set the key again")
-    return key or None
 
 
 @dataclass(frozen=True)
@@ -84,11 +36,9 @@ class ReaderChoice:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
             raise UsageError(wrong, "unset $ESA_READER_TIMEOUT to wait for up to 900 s")
         if is_server_address(name):
-            if importlib.util.find_spec("requests") is None:
-                hint = "run pip install 'esa-cli[reader]'"
-                raise UsageError("a reader on a server needs the package requests", hint)
-            address, _, model = name.partition("#")
-            return cls(ServerAddress.parse(address), None, server_model or model or None, timeout_s)
+            url, _, model = name.partition("#")
+            address = ServerAddress.parse(url, "reader")
+            return cls(address, None, server_model or model or None, timeout_s)
         if server_model is not None or timeout_s is not None:
             raise UsageError(
                 f"a model's name and a time limit need a server, but --reader {name} is no server",

@@ -8,12 +8,17 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 
 from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
+from esa_cli.qa.finding.model_server import (
+    SILENCE_S,
+    ServerAddress,
+    ServerConnection,
+    shorten_message,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import (
     MAX_PASSAGES,
@@ -23,21 +28,11 @@ from esa_cli.qa.reading.reader import (
     make_chat_messages,
 )
 from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
-from esa_cli.system.machine import is_loopback_host
 
-CONNECT_S = 10.0
-SILENCE_S = 300.0
-"""The maximum wait for the next words, as the server may first load its model."""
 WHOLE_S = 900.0
 """The maximum wait for a whole answer."""
-TRIES = 4
-BACKOFF_S = 0.5
-MAX_WAIT_S = 30.0
-RETRIED = (429, 500, 502, 503)
 DEFAULT_WINDOW = 4096
 """The window in tokens of a server that does not tell it; Ollama cuts longer prompts silently."""
-MAX_MESSAGE = 200
-"""The maximum number of characters that are shown of a server's message."""
 RENAMED = {"temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens"}
 """Maps a parameter that some models refuse to the parameter that is sent instead."""
 _ADDRESS = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
@@ -62,30 +57,21 @@ class ServerReader(Reader):
     """A reader that asks a server with OpenAI's chat completions.
 
     Args:
-        url: the base URL, without a slash at its end. key: is sent with each request.
         model: its name on the server; None means the first that is not of embeddings.
         timeout_s: the longest wait for words and whole answer; None: `SILENCE_S` and `WHOLE_S`.
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
     def __init__(
-        self, url: str, key: str | None = None, model: str | None = None,
-        timeout_s: float | None = None,
-    ) -> None:  # fmt: skip
-        self.url, self.name = url, model or ""
-        self._silence_s, self._whole_s = timeout_s or SILENCE_S, timeout_s or WHOLE_S
-        self._session = requests.Session()
-        # A server of this machine is asked directly, without a proxy.
-        self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
-        self._session.auth = lambda request: request  # no login of ~/.netrc is sent
-        self._session.headers["User-Agent"] = "esa-cli"
-        if key is not None:
-            self._session.headers["Authorization"] = f"Bearer {key}"
+        self, address: ServerAddress, model: str | None = None, timeout_s: float | None = None
+    ) -> None:
+        self.url, self.name, self._whole_s = address.url, model or "", timeout_s or WHOLE_S
+        self._server = ServerConnection(address, timeout_s or SILENCE_S)
         self._refused, self._models = list[str](), list[str]()
         windows = self._list_model_windows()
         self._models = [*windows]
         if not self.name and not self._models:
-            hint = explain_how_to_start(url) or "name a model by --reader URL#MODEL"
+            hint = explain_how_to_start(self.url) or "name a model by --reader URL#MODEL"
             raise self._make_reader_error("lists no models", hint)
         self.chosen_of = 0 if self.name else len(self._models)
         """Among how many models of the server this one was chosen; 0 if it was named."""
@@ -132,28 +118,7 @@ class ServerReader(Reader):
         return Reply(text, found=found, answer_tokens=count, cut=cut)
 
     def close(self) -> None:
-        self._session.close()
-
-    def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """Sends an HTTP request, and repeats the request while the server is busy."""
-        for number in range(TRIES):
-            is_last, wait = number == TRIES - 1, BACKOFF_S * 2**number
-            try:
-                response = self._session.request(
-                    method, self.url + path, json=body, allow_redirects=False, stream=True,
-                    timeout=(CONNECT_S, self._silence_s),
-                )  # fmt: skip
-            except requests.ConnectionError as error:
-                if is_last or isinstance(error, requests.Timeout):
-                    raise
-            else:
-                if is_last or response.status_code not in RETRIED:
-                    return response
-                response.close()
-                asked = response.headers.get("retry-after", "")
-                wait = float(asked) if asked.isdecimal() else wait
-            time.sleep(min(wait, MAX_WAIT_S))
-        raise AssertionError
+        self._server.session.close()
 
     def _request_answer(self, body: dict[str, Any]) -> requests.Response:
         """Requests a chat completion, and leaves out the parameters that the model refuses."""
@@ -162,7 +127,7 @@ class ServerReader(Reader):
             for name in self._refused:
                 if name in body and (other := RENAMED[name]):
                     sent[other] = body[name]
-            response = self._send_request("POST", "/chat/completions", sent)
+            response = self._server.send_request("POST", "/chat/completions", sent)
             if response.status_code == 200:
                 return response
             with response:
@@ -174,15 +139,14 @@ class ServerReader(Reader):
     def _list_model_windows(self) -> dict[str, int]:
         """Returns the server's models with their windows in tokens, which vLLM alone reports."""
         try:
-            response = self._send_request("GET", "/models")
+            response = self._server.send_request("GET", "/models")
             if response.status_code == 404 and self.name:
                 return {}  # not every server lists its models
             if response.status_code != 200:
                 raise self._make_refusal_error(response)
-            models = json.loads(response.content).get("data") or ()
-            return {
-                str(one["id"]): int(one.get("max_model_len") or DEFAULT_WINDOW) for one in models
-            }
+            listed = json.loads(response.content).get("data") or ()
+            windows = ((one["id"], one.get("max_model_len") or DEFAULT_WINDOW) for one in listed)
+            return {str(name): int(window) for name, window in windows}
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             broken = BrokenAnswerError("the response is not a list of models in JSON")
             raise self._make_connection_error(broken) from error
@@ -192,18 +156,18 @@ class ServerReader(Reader):
     def _make_connection_error(self, error: Exception) -> ReaderError:
         """Makes the error for a server that is unreachable or silent, or sends no completion."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
-            return self._make_reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
+            return self._make_reader_error(f"was silent for {self._server.silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
             return self._make_reader_error("broke off its answer", "ask again")
         if isinstance(error, requests.RequestException):
             cause: BaseException = error
             while cause.__context__ is not None:  # the innermost reason, as the system words it
                 cause = cause.__context__
-            reason = _shorten_message(getattr(cause, "strerror", None) or get_first_line(cause))
+            reason = shorten_message(getattr(cause, "strerror", None) or get_first_line(cause))
             hint = explain_how_to_start(self.url)
             hint = hint or f"check that the server is running; {_ADDRESS}"
             return self._make_reader_error(f"cannot be reached: {reason}", hint)
-        wrong = f"sent an answer that cannot be used: {_shorten_message(str(error))}"
+        wrong = f"sent an answer that cannot be used: {shorten_message(str(error))}"
         hint = "ask again; is it a server of OpenAI's chat completions?"
         return self._make_reader_error(wrong, hint)
 
@@ -211,11 +175,11 @@ class ServerReader(Reader):
         """Makes the error for a response whose HTTP status is not 200."""
         status, error = response.status_code, _parse_error_body(response)
         said = error.get("message") or error.get("detail") or response.reason
-        message = _shorten_message(str(said))
+        message = shorten_message(str(said))
         hint = "ask a shorter question, choose another model, or see the server's log"
         what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:
-            message = _shorten_message(response.headers["location"])
+            message = shorten_message(response.headers["location"])
             what, hint = "has moved", "use the new address"
         elif status == 404 and (self._models or "model" in message.lower()):
             names = ", ".join(self._models[:8]) or "its models"
@@ -267,8 +231,3 @@ def _parse_error_body(response: requests.Response) -> dict[str, Any]:
         return {}
     error = body.get("error", body) if isinstance(body, dict) else body
     return error if isinstance(error, dict) else {"message": error}
-
-
-def _shorten_message(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

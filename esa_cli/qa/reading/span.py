@@ -12,8 +12,7 @@ import sys
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +25,11 @@ from torch import Tensor
 from esa_cli.errors import LengthError
 from esa_cli.models import LoadedModel, parse_reference
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     can_fuse_model,
-    iterate_groups,
-    pad_sequences,
+    iterate_group_states,
 )
 from esa_cli.qa.answering.prompt import validate_question
 from esa_cli.qa.answering.reply import (
@@ -336,13 +333,10 @@ class PassageReader:
         out: dict[int, PassageReading] = {}
         progress = combine_progress_callbacks(progress)
         progress(0, len(prompts))
-        with self._adapter.apply() if self._fused is None else nullcontext():
-            order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
-            for group in iterate_groups(order):
-                states = self.compute_states([prompts[n].ids for n in group])
-                for n, rows in zip(group, states, strict=True):
-                    out[n] = self._find_answer(question, passages[n], prompts[n], rows)
-                progress(len(out), len(prompts))
+        for group, states in self.iterate_states([prompt.ids for prompt in prompts]):
+            for n, rows in zip(group, states, strict=True):
+                out[n] = self._find_answer(question, passages[n], prompts[n], rows)
+            progress(len(out), len(prompts))
         return [out[n] for n in range(len(prompts))]
 
     def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
@@ -365,13 +359,14 @@ class PassageReader:
             return self.encode_prompt(question, passage[: min(room, len(passage) - 1)])
         return EncodedPrompt(ids, covered[0][0] if covered else 0, offsets)
 
-    def compute_states(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns hidden states (B, T, H) of B token sequences, padded to T tokens."""
-        ids, device = pad_sequences(sequences), self.model.device
-        lengths = torch.tensor([len(one) for one in sequences], device=device)
-        if self._fused is not None:
-            return self._fused.compute_states(ids, lengths)
-        return compute_hidden_states(self.model, ids, len(self.model.base_model.layers), lengths)
+    def iterate_states(
+        self, sequences: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Yields groups of sequences with hidden states, as `iterate_group_states` does."""
+        assert self._adapter is not None
+        depth = len(self.model.base_model.layers)
+        given = self.model, self._adapter, self._fused, sequences, depth
+        return iterate_group_states(*given, bidirectional=True)
 
     def _find_answer(
         self, question: str, passage: str, prompt: EncodedPrompt, states: Tensor

@@ -137,7 +137,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
 ) -> None:
     monkeypatch.setattr("esa_cli.models.load", lambda *given, **named: pytest.fail("loaded"))
-    monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
+    monkeypatch.setattr("esa_cli.qa.finding.model_server.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code)
 
 
@@ -197,7 +197,7 @@ def test_errors_say_what_to_try(
     esa: Esa, note: str, ollama: CompletionServer, monkeypatch: pytest.MonkeyPatch, name: str,
     words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
+    monkeypatch.setattr("esa_cli.qa.finding.model_server.BACKOFF_S", 0.001)
     ollama.modes[:] = ["empty"] if name == "ollama" else ollama.modes
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--reader", name), 5, words)
 

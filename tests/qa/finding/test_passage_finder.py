@@ -19,8 +19,8 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding import embedding_finder
-from esa_cli.qa.finding.embedding_finder import EmbeddingFinder, parse_address
+from esa_cli.qa.finding import model_server
+from esa_cli.qa.finding.embedding_finder import EmbeddingFinder
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
@@ -399,7 +399,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(embedding_finder, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(model_server, "BACKOFF_S", 0.001)
     monkeypatch.setenv("ESA_FINDER_KEY", "let-me-in")
     Server.seen, Server.modes = (), ("503", "429", "vectors")
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
@@ -440,6 +440,6 @@ def test_errors_say_what_is_wrong(address: str) -> None:
             EmbeddingFinder(address)
     for wrong, message in (("http://a/v1", "URL#MODEL"), ("http://a/v1#m", "unencrypted")):
         with pytest.raises(UsageError, match=message):
-            parse_address(wrong)
+            EmbeddingFinder(wrong)
     with pytest.raises(ModelError, match="cannot be reached"):
         EmbeddingFinder("http://127.0.0.1:1/v1#m")

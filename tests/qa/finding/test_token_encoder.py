@@ -1,4 +1,4 @@
-"""Reduced keys and queries: files, documents in pieces, weights, gradients."""
+"""Reduced keys and queries: files, documents in pieces, weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_files import adapter_matrices
 from finder_encoder import new_finder, save_finder
 
 from esa_cli.errors import ModelError
@@ -90,18 +89,6 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
     assert again.digest == TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer).digest
     again.maps["key_map"] = again.maps["key_map"] + 0.1
     assert again.digest != encoder.digest
-
-
-@torch.enable_grad()
-def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
-    for one in (*adapter_matrices(encoder.adapter), *encoder.maps.values()):
-        one.requires_grad_(True)
-    queries, weights = encoder.encode_questions(["who is it"])
-    keys = encode_sequences(encoder, [list(range(1, 20))])
-    (weights[0] * (queries[0] @ keys[0].T).amax(1)).sum().backward()
-    trained = [one for name, one in encoder.maps.items() if name != "scale"]
-    trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
-    assert all(one.grad is not None for one in trained)
 
 
 def test_sizes_come_from_the_file_of_the_preset(encoder: TokenEncoder, tmp_path: Path) -> None:

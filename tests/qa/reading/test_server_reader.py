@@ -11,11 +11,11 @@ from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.finding import model_server
+from esa_cli.qa.finding.model_server import ServerAddress
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, SamplingParams
-from esa_cli.qa.reading.reader_choice import ServerAddress
-from esa_cli.qa.reading.server import ServerReader
+from esa_cli.qa.reading.server import DEFAULT_WINDOW, ServerReader
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
@@ -31,7 +31,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr(server_module, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(model_server, "BACKOFF_S", 0.001)
 
 
 @pytest.fixture
@@ -53,8 +53,7 @@ def start() -> Iterator[Start]:
 def reader(
     server: CompletionServer, model: str | None = None, timeout_s: float | None = None
 ) -> ServerReader:
-    address = ServerAddress.parse(server.url)
-    return ServerReader(address.url, address.key, model, timeout_s)
+    return ServerReader(ServerAddress.parse(server.url, "reader"), model, timeout_s)
 
 
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
@@ -66,13 +65,13 @@ def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
 def test_a_key_goes_to_no_other_machine_unencrypted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ServerAddress.parse(url).key is None
+    assert ServerAddress.parse(url, "reader").key is None
     monkeypatch.setenv("ESA_READER_KEY", KEY)
     with pytest.raises(UsageError, match="unencrypted") as caught:
-        ServerAddress.parse(url)
+        ServerAddress.parse(url, "reader")
     assert KEY not in str(caught.value) + caught.value.hint
     for safe in (url.replace("http:", "https:"), "http://127.0.0.1:9/v1", "http://[::1]:9/v1"):
-        assert ServerAddress.parse(safe).key == KEY
+        assert ServerAddress.parse(safe, "reader").key == KEY
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("plain", 3)])
@@ -122,7 +121,7 @@ def test_the_key_is_of_the_environment(start: Start, monkeypatch: pytest.MonkeyP
     assert "ESA_READER_KEY" in caught.value.hint
     monkeypatch.setenv("OPENAI_API_KEY", "another")
     monkeypatch.setenv(name, f"{KEY}\n")
-    assert KEY not in repr(ServerAddress.parse(server.url))
+    assert KEY not in repr(ServerAddress.parse(server.url, "reader"))
     ask(reader(server))
     assert server.seen[-1]["key"] == f"Bearer {KEY}"
     monkeypatch.setenv(name, "kéy")
@@ -143,7 +142,7 @@ def test_the_key_of_openai_goes_to_openai_alone(
     monkeypatch: pytest.MonkeyPatch, url: str, key: str | None
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    assert ServerAddress.parse(url).key == key
+    assert ServerAddress.parse(url, "reader").key == key
 
 
 @pytest.mark.parametrize("mode", ["busy", "down", "drop"])
@@ -156,7 +155,7 @@ def test_what_may_pass_is_tried_again(start: Start, mode: str) -> None:
 def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start("stream")
     one, waits = reader(server), list[float]()
-    monkeypatch.setattr(server_module.time, "sleep", waits.append)
+    monkeypatch.setattr(model_server.time, "sleep", waits.append)
     server.modes[:] = ["drop"]
     with pytest.raises(ReaderError):
         ask(one)
@@ -221,7 +220,7 @@ def test_a_server_need_not_list_its_models(start: Start) -> None:
 
 def test_the_window_is_that_of_the_model_that_answers(start: Start) -> None:
     chosen, named = (reader(start("windows"), name) for name in (None, "small"))
-    assert (chosen.name, chosen.window_tokens) == ("large", server_module.DEFAULT_WINDOW)
+    assert (chosen.name, chosen.window_tokens) == ("large", DEFAULT_WINDOW)
     assert (named.name, named.window_tokens) == ("small", 9_000)
 
 
@@ -256,10 +255,10 @@ def test_an_exception_of_the_listener_ends_the_answer(start: Start) -> None:
 )  # fmt: skip
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ServerAddress.parse(text)
+        ServerAddress.parse(text, "reader")
     assert caught.value.hint
     assert "secret" not in caught.value.message
 
 
 def test_addresses() -> None:
-    assert ServerAddress.parse(" http://localhost:1/v1/ ").url == "http://localhost:1/v1"
+    assert ServerAddress.parse(" http://localhost:1/v1/ ", "reader").url == "http://localhost:1/v1"
