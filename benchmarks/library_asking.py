@@ -14,16 +14,12 @@ import argparse
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.model_and_documents import DocumentOpener
-from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.documents.sources import InputFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.system.machine import measure_peak_memory
 
@@ -44,19 +40,14 @@ def write_documents(
             path.write_text("\n\n".join(parts), "utf-8")
 
 
-def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> dict[str, Any]:
+def ask(esa: Esa, facts: list[dict[str, Any]]) -> dict[str, Any]:
     """The row of all questions; the first one loads what the others find there."""
-    reporter, seconds, right = Reporter(quiet=True), list[float](), 0
-    with ExitStack() as stack:
-        none = InputFiles((), ())
-        documents = DocumentOpener(none, library, reporter, stack, limit=most, in_library=True)
-        documents.set_opening_functions([], esa.stored, esa.open)
-        for fact in facts:
-            started = time.perf_counter()
-            reply = esa.ask(fact["question"], documents.open_documents(fact["question"]))
-            assert documents.searched, "there must be more documents than are opened"
-            seconds.append(time.perf_counter() - started)
-            right += answered(reply.text, fact["answers"])
+    seconds, right = list[float](), 0
+    for fact in facts:
+        started = time.perf_counter()
+        reply = esa.ask(fact["question"])
+        seconds.append(time.perf_counter() - started)
+        right += answered(reply.text, fact["answers"])
     return {
         "questions": len(facts), "right": right, "first_s": round(seconds[0], 2),
         "median_s": round(statistics.median(seconds[1:]), 2),
@@ -85,7 +76,7 @@ def main() -> None:
             row = {
                 "documents": given.documents, "tokens": read,
                 "read_s": round(time.perf_counter() - started, 1),
-                **ask(esa, library, facts, esa.preset.answer.documents),
+                **ask(esa, facts),
                 "memory_mib": measure_peak_memory() >> 20,
             }  # fmt: skip
     append_line(given.out, row)
