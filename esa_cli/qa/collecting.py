@@ -32,7 +32,7 @@ FIT = (9.0, 0.05)
 """Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
 WORDS_FIT = 8.0
 """The fit of the best passage by BM25 in a document without reduced keys; others have less."""
-LEAST, LEAST_OF_WHOLE = 1.6, -1.0
+LEAST, LEAST_OF_WHOLE = -4.0, -1.0
 """The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
 read, as of a list, whose lines a search scores lower than sentences of prose."""
 LEAST_ODDS = -1.5

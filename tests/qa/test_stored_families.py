@@ -82,7 +82,7 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     job = open_projection_fitter(loaded, chosen, TEXT, 200, tmp_path / "work")
     job.store_queries_and_keys()
-    assert job.stored.width == 24
+    assert job.width == 24
     training = AdamSettings()
     study = job.measure_recall(6, METHODS, training, [8])
     job.save_best_projections(tmp_path / "maps", study, training)
