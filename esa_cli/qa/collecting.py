@@ -36,9 +36,10 @@ LEAST, LEAST_OF_WHOLE = -4.0, -1.0
 """The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
 read, as of a list, whose lines a search scores lower than sentences of prose."""
 LEAST_ODDS = -1.5
-"""The minimum of the log-odds alone, or the minimum of the sum, if that is lower: in a short text
-every passage fits a question well. `SIEVE`, `NEAR`, `FIT`, `LEAST` and this minimum are chosen on
-the development questions of benchmarks/collect_questions."""
+"""The minimum of the log-odds alone in a text that is read as a whole, which is short, so that
+every passage fits a question well; or the minimum of the sum, if that is lower. `SIEVE`, `NEAR`,
+`FIT`, `LEAST` and this minimum are chosen on the development questions of
+benchmarks/collect_questions."""
 BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24

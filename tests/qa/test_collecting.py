@@ -293,12 +293,15 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("odds", "least", "count"), [(-1.4, None, 1), (-1.6, None, 0), (-4, -5, 1)]
-)
+    ("odds", "least", "whole", "count"),
+    [(-1.4, None, True, 1), (-1.6, None, True, 0), (-3.9, None, False, 1), (-4.1, None, False, 0),
+     (-4, -5, True, 1)],
+)  # fmt: skip
 def test_a_passage_that_fits_and_does_not_tell_has_no_place(
-    odds: float, least: float | None, count: int
+    odds: float, least: float | None, whole: bool, count: int
 ) -> None:
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, 12, "Ann is 30 now")
     reader: Any = AgeReader(odds)
-    (spans,) = make_log_odds_span_finder(reader, "How old?", least)([passage], [20.0])
+    find = make_log_odds_span_finder(reader, "How old?", least, reread=whole)
+    (spans,) = find([passage], [20.0])
     assert len(spans) == count
