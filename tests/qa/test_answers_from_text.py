@@ -104,6 +104,11 @@ def test_parts_are_as_certain_as_the_least_certain(
     assert (reply.certainty, reply.text) == joined
 
 
+def test_parts_with_the_same_answer_give_it_once() -> None:
+    replies = [Reply("Ann", certainty="answer", quotation=Quotation("a.txt", 0, 3))] * 2
+    assert join_replies(["Who wrote it?", "Who signed it?"], replies, 3).text == "Ann"
+
+
 def test_a_thorough_answer_is_that_of_more_passages(loaded: Any, tmp_path: Path) -> None:
     save_tiny_reader(loaded.model, tmp_path)
     text = " ".join(f"Boat {n} lies at the pier, and Ahab knows whose it is." for n in range(400))

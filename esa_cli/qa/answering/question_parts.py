@@ -85,7 +85,7 @@ def join_replies(parts: Sequence[str], replies: Sequence[Reply], count: int) -> 
         evidence[passage.document, passage.start] = replace(known, weight=weight)
     quotations = [one.quotation for one in replies if one.quotation]
     return replace(
-        replies[0], text="; ".join(texts), certainty=certainty, found=True,
+        replies[0], text="; ".join(dict.fromkeys(texts)), certainty=certainty, found=True,
         evidence=tuple(evidence.values())[:count],
         quotation=quotations[0], further_quotations=tuple(quotations[1:]),
         probability=min(one.probability or 0.0 for one in replies),

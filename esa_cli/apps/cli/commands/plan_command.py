@@ -191,7 +191,7 @@ def inspect_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: known.get(name) for name in _PACKAGES},
-        "processor": {
+        "cpu": {
             "vectors": torch.backends.cpu.get_cpu_capability(),
             "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
             "threads": torch.get_num_threads(),
