@@ -28,18 +28,13 @@ SIEVE = 0.00005
 """The minimum probability of a passage that is read again if its document has reduced keys."""
 NEAR = 0.8
 """A passage is also read again if its late interaction is at least this share of the best."""
-FIT = (9.0, 0.05)
-"""Factor and offset of the fit, which is added to log-odds: 9 * (late interaction - 0.05)."""
-WORDS_FIT = 8.0
-"""The fit of the best passage by BM25 in a document without reduced keys; others have less."""
-LEAST, LEAST_OF_WHOLE = -4.0, -1.0
-"""The minimum of log-odds plus fit for a passage with an answer; the second one if all passages are
-read, as of a list, whose lines a search scores lower than sentences of prose."""
-LEAST_ODDS = -1.5
-"""The minimum of the log-odds alone in a text that is read as a whole, which is short, so that
-every passage fits a question well; or the minimum of the sum, if that is lower. `SIEVE`, `NEAR`,
-`FIT`, `LEAST` and this minimum are chosen on the development questions of
-benchmarks/collect_questions."""
+SCORE_WEIGHT = 0.5
+"""The weight of a passage's score, the finder's log-odds, beside the reader's log-odds."""
+LEAST, LEAST_OF_WHOLE = -6.5, -3.0
+"""The minimum of the weighted sum for a passage with an answer; and of the reader's log-odds alone
+if all passages are read, as of a list, whose lines hardly differ for a finder. `SIEVE`, `NEAR`,
+`SCORE_WEIGHT` and `LEAST` are chosen on the development questions of benchmarks/collect_questions,
+`LEAST_OF_WHOLE` on twelve questions about four texts of a page."""
 BATCH = 16
 """The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
@@ -51,7 +46,6 @@ class ChosenPassages(NamedTuple):
 
     passages: Sequence[Passage]
     documents: Sequence[int]
-    fits: Sequence[float]
     total: int
 
 
@@ -67,8 +61,7 @@ def choose_passages_to_read(
     found, index = finder.score_windows(question, reduced=reduced), finder.index
     probabilities = found.total.sigmoid()
     late = torch.full_like(found.total, torch.nan) if found.late is None else found.late[0]
-    unread, (factor, least) = late.isnan(), FIT
-    fits = torch.where(unread, WORDS_FIT * found.words, factor * (late - least))
+    unread = late.isnan()
     if all_passages or (minimum is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
     elif minimum is not None:
@@ -78,7 +71,7 @@ def choose_passages_to_read(
     numbers = wanted.nonzero().flatten().tolist()
     passages = [finder.make_window_passage(at, found.total) for at in numbers]
     documents = [index.documents[at] for at in numbers]
-    return ChosenPassages(passages, documents, fits[wanted].tolist(), len(index))
+    return ChosenPassages(passages, documents, len(index))
 
 
 class AnswerSpan(NamedTuple):
@@ -91,40 +84,41 @@ class AnswerSpan(NamedTuple):
     answer: str | None = None
 
 
-AnswerSpanFinder = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
-"""Type of a function from passages and their `fits` to the answer spans in each passage."""
+AnswerSpanFinder = Callable[[Sequence[Passage]], list[list[AnswerSpan]]]
+"""Type of a function from passages to the answer spans in each passage."""
 
 
 def make_log_odds_span_finder(
-    reader: PassageReader, question: str, min_log_odds: float | None = None, reread: bool = False
+    reader: PassageReader, question: str, least: float | None = None, whole: bool = False
 ) -> AnswerSpanFinder:
     """Returns a function that finds the most probable answer span in each passage, if the log-odds
     that the passage contains an answer are high enough.
 
     Args:
-        min_log_odds: the minimum of log-odds plus fit; None means `LEAST` or `LEAST_OF_WHOLE`.
-        reread: a passage is read again without the sentences of that span while it has an answer,
-            which finds each line of a list; in novels it adds wrong places."""
-    least = LEAST_OF_WHOLE if reread else LEAST
-    threshold = least if min_log_odds is None else min_log_odds
-    least_odds = min(LEAST_ODDS, threshold)
+        least: the minimum of the weighted sum; None means `LEAST` or `LEAST_OF_WHOLE`.
+        whole: all passages of the text are read. The score does not count, and a passage is read
+            again without the sentences of that span while it has an answer, which finds each line
+            of a list; in novels it adds wrong places."""
+    weight = 0.0 if whole else SCORE_WEIGHT
+    default = LEAST_OF_WHOLE if whole else LEAST
+    minimum = default if least is None else least
 
-    def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
+    def find_spans(passages: Sequence[Passage]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
         while texts:
             readings = reader.read_passages(question, list(texts.values()))
             rest = dict[int, str]()
             for number, (odds, span, _) in zip(texts, readings, strict=True):
-                if span is None or odds < least_odds or odds + scores[number] < threshold:
+                if span is None or odds + weight * passages[number].score < minimum:
                     continue
-                weight = odds + span.log_probability
-                out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
+                span_weight = odds + span.log_probability
+                out[number].append(AnswerSpan(span.start, span.end, span_weight, log_odds=odds))
                 text, place = texts[number], (span.start, span.end)
                 read = _find_overlapping_sentences(passages[number].text, *place)
                 for start, end in (*read, place):
                     text = text[:start] + " " * (end - start) + text[end:]
-                if reread and text.strip():
+                if whole and text.strip():
                     rest[number] = text
             texts = rest
         return out
@@ -148,7 +142,7 @@ def make_reply_span_finder(
         start, end = find_quoted_words(answer, passage.text)
         return [AnswerSpan(start, end, float(start - end), answer=answer)]
 
-    return lambda passages, fits: [find_reply_span(one) for one in passages]
+    return lambda passages: [find_reply_span(one) for one in passages]
 
 
 def find_quoted_words(answer: str, passage_text: str) -> tuple[int, int]:
@@ -268,7 +262,7 @@ class Collection(Iterator[CollectedPlace]):
         while self._read < total:
             batch = slice(self._read, min(self._read + self._batch, total))
             with torch.inference_mode(), self._alone():
-                spans = self._decide(chosen.passages[batch], chosen.fits[batch])
+                spans = self._decide(chosen.passages[batch])
             for number, answers in enumerate(spans, self._read):
                 for span in answers:
                     self._add_answer_span(number, span)

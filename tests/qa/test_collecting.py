@@ -48,10 +48,7 @@ class KeyDecision:
         self.batch, self.weights = batch, iter(weights)
         self.passages: list[Passage] = []
 
-    def __call__(
-        self, passages: Sequence[Passage], fits: Sequence[float]
-    ) -> list[list[AnswerSpan]]:
-        assert len(passages) == len(fits)
+    def __call__(self, passages: Sequence[Passage]) -> list[list[AnswerSpan]]:
         self.passages += passages
         return [
             [AnswerSpan(*found.span(), weight, 1.5) for found in re.finditer(r"key \d+", one.text)]
@@ -253,7 +250,7 @@ def test_the_shorter_place_of_words_is_the_surer() -> None:
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
     reader: Any = SimpleNamespace(answer=lambda *_: Reply(next(said)))
     find_spans = make_reply_span_finder(reader, QUESTION, SamplingParams())
-    spans = find_spans([passage] * 4, [0.0] * 4)
+    spans = find_spans([passage] * 4)
     [first], [second] = spans[1], spans[3]
     assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
@@ -281,27 +278,26 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    decide = make_log_odds_span_finder(reader, "How old?", 2.5, reread=True)
-    spans, unfit = decide([passage] * 2, [0.0, -9.0])
-    assert unfit == []
+    decide = make_log_odds_span_finder(reader, "How old?", 2.5, whole=True)
+    (spans,) = decide([passage])
     assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = make_log_odds_span_finder(reader, "How old?", 2.5)([passage], [0.0])
+    (first,) = make_log_odds_span_finder(reader, "How old?", 2.5)([passage])
     assert first == spans[:1]
-    refused = make_log_odds_span_finder(reader, "How old?", 3.5)([passage], [0.0])
+    refused = make_log_odds_span_finder(reader, "How old?", 3.5)([passage])
     assert refused == [[]]
 
 
 @pytest.mark.parametrize(
-    ("odds", "least", "whole", "count"),
-    [(-1.4, None, True, 1), (-1.6, None, True, 0), (-3.9, None, False, 1), (-4.1, None, False, 0),
-     (-4, -5, True, 1)],
+    ("odds", "score", "least", "whole", "count"),
+    [(-2.9, -9, None, True, 1), (-3.1, 9, None, True, 0), (-6.4, 0, None, False, 1),
+     (-3.4, -6, None, False, 1), (-3.6, -6, None, False, 0), (-4, 0, -5, True, 1)],
 )  # fmt: skip
 def test_a_passage_that_fits_and_does_not_tell_has_no_place(
-    odds: float, least: float | None, whole: bool, count: int
+    odds: float, score: float, least: float | None, whole: bool, count: int
 ) -> None:
-    passage = Passage("a.txt", "a.txt", None, 1, None, 0, 12, "Ann is 30 now")
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, 12, "Ann is 30 now", score=score)
     reader: Any = AgeReader(odds)
-    find = make_log_odds_span_finder(reader, "How old?", least, reread=whole)
-    (spans,) = find([passage], [20.0])
+    find = make_log_odds_span_finder(reader, "How old?", least, whole=whole)
+    (spans,) = find([passage])
     assert len(spans) == count

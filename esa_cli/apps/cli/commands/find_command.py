@@ -296,8 +296,9 @@ class CollectCommandOptions(options.DocumentSearchOptions):
         float | None,
         option(
             "--least NUMBER",
-            "Minimum confidence of a place, the sum of its finder score and log-odds; by default "
-            "1.6, or -1 of at most 200 passages. A higher number gives fewer, surer places.",
+            "Minimum confidence of a place, the reader's log-odds and half of the finder's; by "
+            "default -6.5. Of up to 200 passages, the reader's alone; by default -3. A higher "
+            "number gives fewer, surer places.",
         ),
     ] = None
     distinct: Annotated[
