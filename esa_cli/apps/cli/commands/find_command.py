@@ -349,7 +349,7 @@ def collect(
     if opts.out is not None:
         refuse_other_first_field(opts.out, FIRST)
     from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
-    from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
+    from esa_cli.qa.collecting import NEAR, SCORE_WEIGHT, SIEVE, WHOLE, drop_repeated_places
     from esa_cli.qa.presets.cache_key import hash_text_answer_settings
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist
     from esa_cli.system.text import digest_text
@@ -376,7 +376,7 @@ def collect(
             "question": question,
             "documents": [(digest_text(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_answer_settings(chosen),
-            "sieve": (WHOLE, SIEVE, NEAR, FIT),
+            "sieve": (WHOLE, SIEVE, NEAR, SCORE_WEIGHT),
             **opts.make_esa_collect_arguments(),
         }
         key = digest_text(json.dumps(inputs, sort_keys=True))[:16]
