@@ -26,6 +26,7 @@ from esa_cli.system.text import find_content_words
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
+    from esa_cli.models.cross_encoder import CrossEncoder
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
@@ -94,6 +95,7 @@ class Esa(AbstractContextManager["Esa"]):
         self.documents: DocumentIngester = (
             KvCacheIngester(rows, *host) if encoder is None else TokenIndexIngester(encoder, *host)
         )
+        self._reranker: CrossEncoder | None = None
         self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
         self._session = session
         if answer.needs_kv_cache:
@@ -251,7 +253,8 @@ class Esa(AbstractContextManager["Esa"]):
                 change quotations, which are always the most probable.
             on_text: called with each piece of the answer; its exceptions end the answer and pass
                 through, and the model stays usable.
-            thorough: at least `THOROUGH` passages are read instead of the preset's number.
+            thorough: at least `THOROUGH` passages are read instead of the preset's number; with
+                `answer.reranker`, those that it scores highest out of all.
             progress: called as `on_text`, with (passages read, passages found), or while a reader
                 summarises a long section with (parts read, all parts).
 
@@ -304,8 +307,8 @@ class Esa(AbstractContextManager["Esa"]):
         if about is not None:
             reply, shown, questions = about, about.evidence, [question]
         else:
-            count = max(self.preset.answer.passages, THOROUGH * thorough)
-            passages = self._rank_passages_for_question(question, books, history, count, progress)
+            ranked = question, books, history, thorough, progress
+            passages = self._rank_passages_for_question(*ranked)
             reader: Reader = self.reader if self.reader and passages else self.spans
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
@@ -393,10 +396,10 @@ class Esa(AbstractContextManager["Esa"]):
             )  # fmt: skip
 
     def _rank_passages_for_question(
-        self, question: str, books: Sequence[Book], history: Sequence[Turn], count: int,
+        self, question: str, books: Sequence[Book], history: Sequence[Turn], thorough: bool,
         progress: Progress | None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds and reads `count` passages for a question; the most probable span comes first.
+        """Finds and reads passages for a question; the most probable span comes first.
 
         If that is not certain, passages that are found for the last turn and the question are read
         as well, alone and after the last question; a span that then repeats the last answer answers
@@ -406,10 +409,13 @@ class Esa(AbstractContextManager["Esa"]):
 
         assert self.spans is not None
         spans, finder = self.spans, self.search.get_passage_finder(books)
+        count = max(self.preset.answer.passages, THOROUGH * thorough)
+        reranker = self.load_reranker() if thorough else None
+        scorer = None if reranker is None else partial(reranker.score_passages, progress=progress)
 
         def find_and_read(searched: str, asked: str) -> list[Passage]:
             with self.run_without_method():
-                found = self.search.find_passages_to_read(searched, books, count)
+                found = self.search.find_passages_to_read(searched, books, count, scorer)
                 unmentioned = finder.rate_unmentioned_names(asked, self._is_usually_lowercase)
                 named = finder.find_named_documents(searched)
                 return spans.rank_passages(asked, found, unmentioned, progress, named)
@@ -431,6 +437,17 @@ class Esa(AbstractContextManager["Esa"]):
                     place, other = (one.document, one.start), (one.score, one)
                     by_place[place] = max(by_place.get(place, other), other, key=lambda one: one[0])
         return [one for _, one in sorted(by_place.values(), key=lambda one: -one[0])]
+
+    def load_reranker(self) -> CrossEncoder | None:
+        """Loads the preset's reranker, if it names one, for this and later questions. Raises
+        ModelError, PresetError: it cannot be used."""
+        if self._reranker is None and self.preset.answer.reranker is not None:
+            from esa_cli.models.cross_encoder import CrossEncoder
+            from esa_cli.qa.finding.finder_choice import locate_and_fetch_reranker
+
+            folder = locate_and_fetch_reranker(self.preset.answer.reranker)
+            self._reranker = CrossEncoder(folder, self.loaded.text_model.device)
+        return self._reranker
 
     def find_passages(
         self, question: str, books: AskedDocuments = (), count: int | None = 8,

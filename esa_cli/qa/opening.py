@@ -329,7 +329,7 @@ def check_before_loading(
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     observer.show_stage("import", 0, None)
     from esa_cli.qa.finding.finder import TokenisedDocument
-    from esa_cli.qa.finding.finder_choice import read_finder_sizes
+    from esa_cli.qa.finding.finder_choice import locate_and_fetch_reranker, read_finder_sizes
     from esa_cli.qa.presets import resolved_preset
 
     model, texts = None, list[Any]()
@@ -345,6 +345,8 @@ def check_before_loading(
     answer = resolved.preset.answer
     check_adapter_and_finder_exist(answer)
     index = read_finder_sizes(resolved.preset, observer.show_stage)
+    if answer.source == "text" and answer.reranker is not None:
+        locate_and_fetch_reranker(answer.reranker, observer.show_stage)
     runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
     runs_methods = runs or (index is not None and index.layers > 0)
     if runs_methods:

@@ -39,12 +39,15 @@ def read_finder_questions(path: Path) -> list[FinderQuestion]:
 
 def measure_finder(esa: Esa, questions: Sequence[FinderQuestion]) -> dict[str, Any]:
     """Returns how many passages are among the first ones that are read for a question, the seconds
-    of indexing and of a question, and the bytes of the index. Raises UsageError: a quotation is in
+    of indexing and of a question, and the bytes of the index; with the preset's reranker, if it
+    names one. Raises UsageError: a quotation is in
     no document. DocumentError, ModelError, ResourceError."""
     started, books = time.perf_counter(), dict[str, Book]()
     for name in dict.fromkeys(name for _, names, _ in questions for name in names):
         indexes = esa.preset.answer.makes_token_index
         books[name] = esa.ingest(name) if indexes else esa.open(name)
+    reranker = esa.load_reranker()
+    rerank = None if reranker is None else reranker.score_passages
     indexing, ranks, asking = time.perf_counter() - started, list[int](), 0.0
     for question, names, quoted in questions:
         placed = add_token_ranges([books[name] for name in names])
@@ -52,7 +55,7 @@ def measure_finder(esa: Esa, questions: Sequence[FinderQuestion]) -> dict[str, A
             raise UsageError(f"no document has the passage {quoted[:80]!r}", "quote it exactly")
         started = time.perf_counter()
         with esa.run_without_method():
-            found = esa.search.find_passages_to_read(question, placed, DEPTHS[-1])
+            found = esa.search.find_passages_to_read(question, placed, DEPTHS[-1], rerank)
         asking += time.perf_counter() - started
         rank = next((n for n, one in enumerate(found) if quoted in one.text), DEPTHS[-1])
         ranks.append(rank)

@@ -1,4 +1,5 @@
-"""Chooses and opens the finder that a preset names: trained here, of the hub, or on a server."""
+"""Chooses and opens the finder that a preset names: trained here, of the hub, or on a server; and
+fetches its reranker."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 
 from safetensors import safe_open
 
+from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.files.model_reference import ModelRef, fetch_hub_snapshot
+from esa_cli.models.files.model_reference import ModelRef, fetch_hub_snapshot, parse_reference
 from esa_cli.qa.finding.embedding_finder import open_embedding_finder
 from esa_cli.qa.finding.finder import HINT, Finder, FinderSizes, TokenEncoder
 from esa_cli.qa.finding.late_interaction_finder import (
@@ -19,7 +21,7 @@ from esa_cli.qa.finding.late_interaction_finder import (
 )  # fmt: skip
 from esa_cli.qa.finding.passage_finder import Ranking
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
-from esa_cli.qa.presets.preset_files import MAPS, locate_finder
+from esa_cli.qa.presets.preset_files import MAPS, find_folder_with_file, locate_finder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 
@@ -71,3 +73,19 @@ def read_finder_sizes(
     with convert_read_errors(f"the finder {place}", HINT), safe_open(place / MAPS, "pt") as file:
         facts = json.loads(file.metadata()["finder"])
         return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))
+
+
+def locate_and_fetch_reranker(name: str, progress: StageProgress = ignore_stage_progress) -> Path:
+    """Returns the folder of a reranker, which is fetched from the hub if `name` is no folder.
+    Raises PresetError: there is none of this name. ModelError, ResourceError: see
+    `fetch_hub_snapshot`."""
+    if (folder := find_folder_with_file(name, "reranker", "config.json")) is not None:
+        return folder
+    try:
+        ref = parse_reference(name)
+    except ModelError:
+        ref = None
+    if ref is None or ref.kind != "hub" or "/" not in ref.repo:
+        wrong = f"answer.reranker must be a folder with config.json or a hub id, got {name!r}"
+        raise PresetError(wrong, "check the name, or leave answer.reranker out")
+    return fetch_hub_snapshot(ref, progress)

@@ -211,6 +211,10 @@ class WindowScores(NamedTuple):
     late: Tensor | None = None
 
 
+PassageScorer = Callable[[str, Sequence[str]], Tensor]
+"""Type of a function from a question and the texts of passages to their scores (passages,)."""
+
+
 class PassageFinder:
     """Finds passages of documents by BM25, and by late interaction where there is a token index."""
 
@@ -304,10 +308,20 @@ class PassageFinder:
         return found if len(found) < len(self.documents) else set()
 
     def find_passages(
-        self, question: str, count: int, *, reduced: ReducedQueries | None = None
-    ) -> list[Passage]:
-        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
-        return self.pick_best_passages(self.score_windows(question, reduced=reduced), count)
+        self, question: str, count: int, *, reduced: ReducedQueries | None = None,
+        rerank: PassageScorer | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """Returns the best `count` windows, but none that overlaps a better one by half or more.
+        `rerank` scores all windows for the question, in place of the finder."""
+        scores, order = self.score_windows(question, reduced=reduced), None
+        if rerank is not None:
+            numbers = self.index.documents
+            texts = [
+                self.documents[number].text[window.start : window.end]
+                for window, number in zip(self.index.windows, numbers, strict=True)
+            ]
+            order = rerank(question, texts)
+        return self.pick_best_passages(scores, count, order)
 
     def score_windows(
         self, question: str, *, reduced: ReducedQueries | None = None
@@ -342,11 +356,15 @@ class PassageFinder:
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def pick_best_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
+    def pick_best_passages(
+        self, scores: WindowScores, count: int, order: Tensor | None = None
+    ) -> list[Passage]:
+        """Returns the best `count` windows, but none that overlaps a better one by half or more.
+        `order` are scores (windows,) of a reranker, by which windows are better."""
         picked, overlapping = list[int](), set(self._in_contents)
+        order = scores.total if order is None else order
         bm25_count = count // BY_WORDS if scores.read else 0
-        for ranking, limit in ((scores.total, count - bm25_count), (scores.words, count)):
+        for ranking, limit in ((order, count - bm25_count), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
                 if len(picked) >= limit:
                     break
@@ -445,11 +463,13 @@ class PassageSearch:
 
     @torch.inference_mode()
     def find_passages_to_read(
-        self, question: str, books: Sequence[Book], count: int
-    ) -> list[Passage]:
-        """Returns the best `count` passages, from which a reader model will answer."""
+        self, question: str, books: Sequence[Book], count: int,
+        rerank: PassageScorer | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """Returns the best `count` passages, from which a reader model will answer; see
+        `PassageFinder.find_passages`."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        found = finder.find_passages(question, count, reduced=reduced)
+        found = finder.find_passages(question, count, reduced=reduced, rerank=rerank)
         return finder.place_at_words(found, question)
 
     @torch.inference_mode()

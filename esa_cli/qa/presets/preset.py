@@ -56,7 +56,9 @@ class AnswerSettings(_StrictSettings):
         reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
             models list --known`, or the address of a server; None means the preset's model.
         finder: a shipped finder's name, a folder, a hub id of a late interaction model, or the
-            address of a server of embeddings."""
+            address of a server of embeddings.
+        reranker: the folder or hub id of a cross-encoder, which scores every window for a
+            thorough answer."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span"] = "auto"  # `span`: a quotation even if a question asks for more
@@ -66,6 +68,7 @@ class AnswerSettings(_StrictSettings):
     adapter: str | None = None  # the folder of a LoRA adapter for reading, or a shipped one's name
     reader: str | None = None
     finder: str | None = None
+    reranker: str | None = None
 
     @field_validator("prompt")
     @classmethod
