@@ -7,9 +7,10 @@
     python benchmarks/certainty.py curve rows.jsonl          # of book_questions.py
 
 `features` reads the passages that are found for the questions of `book_questions/` and writes what
-the reader says of each. `fit` makes the conditional logistic regression that gives the probability
+the reader says of each. `fit` makes the conditional logistic regressions that give the probability
 that a passage's span is the answer, out of all passages of a question and none of them:
-`combination.json` of the adapter's folder. `curve` prints, for each
+`combination.json` of the adapter's folder. The first one chooses the passages that are read again
+in context, the second one has the features of these readings, too. `curve` prints, for each
 probability from which an answer would be given, how many questions are answered and how many of
 these answers are right; then a reliability table, which compares the probabilities with the shares
 of right answers, and the counts of each certainty.
@@ -37,6 +38,8 @@ REFUSED = 0.03
 """The share of answerable development questions whose right answer is not given, because it is too
 improbable. When 5 % of all answers, right or wrong, were not given, ten of twelve unanswerable
 questions of a trial got an answer, and its users found that worse than passages alone."""
+ONCE = 8
+"""The number of features of a passage with late interaction that is read once."""
 Row = dict[str, Any]
 
 
@@ -63,15 +66,14 @@ def read_features(esa: Any, book: Any, question: Row) -> Row:
     with esa.run_without_method():
         count = esa.preset.answer.passages
         passages = esa.search.find_passages_to_read(asked, placed, count)
-        readings = esa.spans.passages.read_passages(asked, [one.text for one in passages])
+        candidates = esa.spans.read_candidates(asked, passages, {book.document.name: text})
     accepted = [split_bare_words(one) for one in question["also"]]
     if question["answer"]:
         accepted.append(split_bare_words(text[slice(*question["answer"])]))
     rows = []
-    for passage, (odds, span, _) in zip(passages, readings, strict=True):
+    for passage, (span, features) in zip(passages, candidates, strict=True):
         if span is not None:
             quoted = passage.text[span.start : span.end]
-            features = [1.0, odds, span.log_probability, *(passage.late or (passage.score,))]
             right = is_right(split_bare_words(quoted), accepted)
             answer = normalise_answer(quoted)
             rows.append({"features": features, "answer": answer, "right": right})
@@ -90,6 +92,12 @@ def write_features(given: argparse.Namespace) -> None:
                 row = read_features(esa, book, question)
                 append_line(given.out, {"text": head["name"], **row})
         print(f"{head['name']}: {len(questions)} questions", flush=True)
+
+
+def leave_out_context(row: Row) -> Row:
+    """A question without the features of passages that are read again in context."""
+    passages = [{**one, "features": one["features"][:ONCE]} for one in row["passages"]]
+    return {**row, "passages": passages}
 
 
 def fit_weights(rows: Sequence[Row]) -> torch.Tensor:
@@ -230,7 +238,8 @@ def main() -> None:
     levels = [sum(one.probability >= level for level in (least, sure)) for one in found]
     print_certainties(found, [("nothing", "perhaps", "answer")[level] for level in levels])
     if given.what == "fit":
-        files = {"weights": rows, "bm25_weights": load_lines(given.bm25)}
+        once = [leave_out_context(row) for row in rows]
+        files = {"weights": once, "bm25_weights": load_lines(given.bm25), "context_weights": rows}
         facts: dict[str, Any] = {
             name: [round(value, 4) for value in fit_weights(each).tolist()]
             for name, each in files.items()

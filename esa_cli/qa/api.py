@@ -411,6 +411,7 @@ class Esa(AbstractContextManager["Esa"]):
         spans, finder = self.spans, self.search.get_passage_finder(books)
         count = max(self.preset.answer.passages, THOROUGH * thorough)
         reranker = self.load_reranker() if thorough else None
+        texts = {document.name: document.text for document in finder.documents}
         scorer = None if reranker is None else partial(reranker.score_passages, progress=progress)
 
         def find_and_read(searched: str, asked: str) -> list[Passage]:
@@ -418,7 +419,7 @@ class Esa(AbstractContextManager["Esa"]):
                 found = self.search.find_passages_to_read(searched, books, count, scorer)
                 unmentioned = finder.rate_unmentioned_names(asked, self._is_usually_lowercase)
                 named = finder.find_named_documents(searched)
-                return spans.rank_passages(asked, found, unmentioned, progress, named)
+                return spans.rank_passages(asked, found, unmentioned, progress, named, texts)
 
         passages, last = list[Passage](), find_last_answered_turn(history)
         if last is None or all(find_content_words(question, one) for one in finder.index.languages):

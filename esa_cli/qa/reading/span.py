@@ -57,6 +57,8 @@ from esa_cli.system.text import SPACELESS_CHARACTER
 
 ROOM = 1024
 """The number of tokens that are reserved for passages and answer."""
+IN_CONTEXT, CONTEXT = 3, 250
+"""The number of the best passages that are read again, with the characters on each side of them."""
 UNMENTIONED = 4.5
 """The log-odds subtracted for a name that no document has: 33 of 41 questions are refused."""
 
@@ -65,12 +67,17 @@ class AnswerCombination(NamedTuple):
     """The conditional logistic regression that gives the probability that a passage's span is the
     answer, fit by `benchmarks/certainty.py` to answers to the development questions. Its
     weights are an intercept, those of a reading's log-odds and of its span's log-probability, and
-    that of `Passage.late` or, without it, of the passage's score."""
+    that of `Passage.late` or, without it, of the passage's score.
+
+    `context_weights` are of these features with `Passage.late`, and of four features of a reading
+    in context: 1, its log-odds, its span's log-probability, and whether the spans overlap; all four
+    are 0 for a passage that is read only once. Without these weights none is read again."""
 
     weights: Sequence[float]
     bm25_weights: Sequence[float]
     answer: float  # the minimum probability of this certainty
     perhaps: float
+    context_weights: Sequence[float] = ()
 
     @classmethod
     def load(cls, folder: Path | None) -> AnswerCombination:
@@ -83,22 +90,31 @@ class AnswerCombination(NamedTuple):
             facts = json.loads(path.read_text("utf-8"))
             weights = list(map(float, facts["weights"]))
             bm25_weights = list(map(float, facts["bm25_weights"]))
-            return cls(weights, bm25_weights, float(facts["answer"]), float(facts["perhaps"]))
+            levels = float(facts["answer"]), float(facts["perhaps"])
+            again = list(map(float, facts.get("context_weights", ())))
+            return cls(weights, bm25_weights, *levels, again)
 
-    def compute_log_odds(self, passage: Passage, reading: PassageReading) -> float:
+    def compute_log_odds(self, candidate: AnswerCandidate) -> float:
         """Returns the log-odds that the span of a passage answers, against no passage doing so."""
-        if reading.span is None:
+        if candidate.span is None:
             return -math.inf
-        weights, found = self.weights, passage.late
-        if found is None:
-            weights, found = self.bm25_weights, (passage.score,)
-        features = (1.0, reading.log_odds, reading.span.log_probability, *found)
+        features = candidate.features
+        every = (self.weights, self.bm25_weights, self.context_weights)
+        weights = next(one for one in every if len(one) == len(features))
         return sum(weight * value for weight, value in zip(weights, features, strict=True))
 
     def get_certainty(self, probability: float) -> Certainty:
         if probability >= self.answer:
             return "answer"
         return "perhaps" if probability >= self.perhaps else "nothing"
+
+
+class AnswerCandidate(NamedTuple):
+    """The span of a passage, and the features of an `AnswerCombination`, which tell how probable it
+    is that the span answers."""
+
+    span: Span | None
+    features: tuple[float, ...]
 
 
 def compute_probabilities(log_odds: Sequence[float], answers: Sequence[str | None]) -> list[float]:
@@ -144,28 +160,61 @@ class SpanReader(Reader):
     def rank_passages(
         self, question: str, passages: Sequence[Passage], unmentioned_share: float = 0.0,
         progress: Progress | None = None, named: Collection[str] = (),
+        texts: Mapping[str, str] | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Reads passages, and sorts them by the log-odds that their span is the answer.
 
         Args:
             unmentioned_share: the share of a name that no document has; lowers all log-odds.
             progress: called with (passages read, all passages); its exceptions pass through.
-            named: the documents that the question names; the log-odds of others are lowered."""
-        rows = [find_named_row(one.text, question) for one in passages]
-        texts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
-        readings = self.passages.read_passages(question, texts, progress)
+            named: the documents that the question names; the log-odds of others are lowered.
+            texts: of the documents by their names, which give the best passages a context."""
+        candidates = self.read_candidates(question, passages, texts or {}, progress)
         read, answers = list[Passage](), list[str | None]()
-        for one, (row, _), text, reading in zip(passages, rows, texts, readings, strict=True):
-            score, span = self.combination.compute_log_odds(one, reading), reading.span
+        for one, candidate in zip(passages, candidates, strict=True):
+            score, span = self.combination.compute_log_odds(candidate), candidate.span
             if named and one.document not in named:
                 score -= OTHER
-            quote = span and (one.start + row + span.start, one.start + row + span.end)
-            answers.append(span and normalise_answer(text[span.start : span.end]))
+            quote = span and (one.start + span.start, one.start + span.end)
+            answers.append(span and normalise_answer(one.text[span.start : span.end]))
             read.append(replace(one, score=score, quote=quote))
         doubt = UNMENTIONED * unmentioned_share
         shares = compute_probabilities([one.score - doubt for one in read], answers)
         ranked = [replace(one, probability=share) for one, share in zip(read, shares, strict=True)]
         return sorted(ranked, key=lambda one: -one.score)
+
+    def read_candidates(
+        self, question: str, passages: Sequence[Passage], texts: Mapping[str, str],
+        progress: Progress | None = None,
+    ) -> list[AnswerCandidate]:  # fmt: skip
+        """Reads passages, and the best `IN_CONTEXT` of them again with their context, if `texts`
+        has their document; see `rank_passages`. Of a table the row that the question names is read,
+        at first alone."""
+        rows = [find_named_row(one.text, question) for one in passages]
+        parts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
+        readings = self.passages.read_passages(question, parts, progress)
+        out = list[AnswerCandidate]()
+        for one, (row, _), (odds, span, _) in zip(passages, rows, readings, strict=True):
+            span = span and Span(row + span.start, row + span.end, span.log_probability)
+            share = -math.inf if span is None else span.log_probability
+            out.append(AnswerCandidate(span, (1.0, odds, share, *(one.late or (one.score,)))))
+        if not self.combination.context_weights:
+            return out
+        order = sorted(range(len(out)), key=lambda at: -self.combination.compute_log_odds(out[at]))
+        best = [at for at in order if passages[at].late and passages[at].document in texts]
+        best = best[:IN_CONTEXT]
+        wide = [_widen(passages[at], texts[passages[at].document]) for at in best]
+        again = self.passages.read_passages(question, [text for text, _ in wide])
+        more = dict.fromkeys(range(len(out)), (0.0, 0.0, 0.0, 0.0))
+        for at, (_, shift), (odds, other, _) in zip(best, wide, again, strict=True):
+            span = out[at].span
+            if span and other:
+                same = other.start + shift < span.end and span.start < other.end + shift
+                more[at] = 1.0, odds, other.log_probability, float(same)
+        return [
+            one if passages[at].late is None else one._replace(features=one.features + more[at])
+            for at, one in enumerate(out)
+        ]
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
@@ -215,6 +264,18 @@ class SpanReader(Reader):
 
 
 # -- Reading passages
+
+
+def _widen(passage: Passage, text: str) -> tuple[str, int]:
+    """Returns a passage with `CONTEXT` characters of its document on each side, to whole words, and
+    where it begins, counted from the passage's beginning."""
+    low, high = max(0, passage.start - CONTEXT), min(len(text), passage.end + CONTEXT)
+    while 0 < low < passage.start and not text[low - 1].isspace():
+        low += 1
+    while passage.end < high < len(text) and not text[high].isspace():
+        high -= 1
+    return text[low:high], low - passage.start
+
 
 MAX_TOKENS = 32
 """The maximum number of tokens of a span."""

@@ -256,6 +256,55 @@ def test_the_order_is_that_of_a_loop(seed: int) -> None:
     assert one.score == pytest.approx(-0.5 + 2.0 - 0.5 - 0.5 + 0.75)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_three_are_read_again_with_their_context(seed: int) -> None:
+    """Each with the whole words of 250 characters on each side, if its document's text is known."""
+    rng = random.Random(seed)
+    text = " ".join("x" * rng.randint(1, 30) for _ in range(120))
+    starts = sorted(rng.sample(range(len(text) - 90), 7))
+    found = [Passage("a", "a", None, 1, None, at, at + 80, text[at : at + 80]) for at in starts]
+    late = [tuple(rng.uniform(-1, 0) for _ in range(5)) for _ in found]
+    found = [replace(one, late=row) for one, row in zip(found, late, strict=True)]
+    found[0] = replace(found[0], document="unknown", source="unknown")
+    calls = list[list[str]]()
+
+    def read_passages(question: str, passages: Any, progress: Any = None) -> list[PassageReading]:
+        calls.append(list(passages))
+        begin = 0 if len(calls) == 1 else 200
+        return [
+            PassageReading(len(one) % 7 - 3.0, Span(begin, begin + 60, -(len(one) % 5) / 5))
+            for one in passages
+        ]
+
+    again = (*(2 * one for one in WEIGHTS), 0.25, 0.5, 0.75, 1.5)
+    made = make_span_reader(
+        passages=SimpleNamespace(read_passages=read_passages),
+        combination=AnswerCombination(WEIGHTS, BM25_WEIGHTS, 0.8, 0.3, again),
+    )
+    scores = {one.start: one.score for one in made.rank_passages("", found, texts={"a": text})}
+
+    def add(weights: Any, *features: float) -> float:
+        return sum(a * b for a, b in zip(weights, features, strict=True))
+
+    features = [(1.0, 80 % 7 - 3.0, 0.0, *row) for row in late]
+    order = sorted(range(7), key=lambda at: -add(WEIGHTS, *features[at]))
+    best, wide = [at for at in order if at][:3], list[str]()
+    for at, one in enumerate(found):
+        more = (0.0,) * 4
+        if at in best:
+            words = list(re.finditer(r"x+", text))
+            low, high = one.start - 250, one.end + 250
+            inside = [w for w in words if w.start() >= low and w.end() <= high]
+            low = min(one.start, inside[0].start())
+            high = max(one.end, inside[-1].end())
+            size = high - low
+            apart = low + 200 >= one.start + 60 or low + 260 <= one.start
+            more = (1.0, size % 7 - 3.0, -(size % 5) / 5, float(not apart))
+            wide.append(text[low:high])
+        assert scores[one.start] == pytest.approx(add(again, *features[at], *more))
+    assert sorted(calls[1]) == sorted(wide)
+
+
 @pytest.mark.parametrize(
     ("probability", "quote", "certainty"),
     [
