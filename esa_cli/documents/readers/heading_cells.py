@@ -57,10 +57,10 @@ def has_names_above_numbers(rows: list[list[str]]) -> bool:
     if any(len(row) != len(names) for row in below):
         return False
     columns = [[cell for cell in column if cell] for column in zip(*below, strict=True)]
-    named = [one for one in zip(names, columns, strict=True) if _has_digit(one[0])]
+    named = [one for one in zip(names, columns, strict=True) if has_digit(one[0])]
     if not all(_is_name_above_numbers(name, cells) for name, cells in named):
         return False
-    return any(column and all(map(_has_digit, column)) for column in columns)
+    return any(column and all(map(has_digit, column)) for column in columns)
 
 
 def _is_name_above_numbers(name: str, cells: list[str]) -> bool:
@@ -74,7 +74,7 @@ def is_year(text: str) -> bool:
     return text.isdecimal() and len(text) == 4 and "1800" <= text <= "2100"
 
 
-def _has_digit(text: str) -> bool:
+def has_digit(text: str) -> bool:
     return any(map(str.isdecimal, text))
 
 
