@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli.documents.readers.plain_text import looks_binary
+from esa_cli.documents.readers.plain_text import describe_binary
 from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import DocumentError, UsageError
@@ -248,7 +248,7 @@ def _explain_why_file_is_left_out(file_path: str) -> str:
         return f"that {_UNREADABLE}"
     if _OWN_FILE.match(head):
         return _OWN
-    return "binary" if not choose_reader(head, file_path).binary and looks_binary(head) else ""
+    return "" if choose_reader(head, file_path).binary else describe_binary(head)
 
 
 class _GitignoreRule(NamedTuple):

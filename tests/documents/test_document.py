@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None
     [
         (make.zipped({"a.txt": "x"}), "a ZIP archive", "unpack"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old Office", "docx"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "Outlook", "eml"),
         (b"{\\rtf1 words}", "RTF", "pandoc"),
         (b"abc\0def", "NUL at byte 3", ""),
         (b"\xef\xbb\xbfok \xff\xfe", "breaks at byte", "iconv"),
@@ -115,6 +117,21 @@ def test_what_is_no_text(tmp_path: Path, data: bytes, kind: str, hint: str) -> N
     error = refused(write(tmp_path, data))
     assert kind in error.message
     assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("data", "program"),
+    [
+        (make.pdf([None]), "ocrmypdf"), (b"{\\rtf1 words}", "pandoc"),
+        (b"\x1f\x8b\x08", "gunzip"), (b"\xef\xbb\xbfok \xff\xfe", "iconv"),
+    ],
+)  # fmt: skip
+def test_commands_of_hints_name_the_file_as_a_shell_reads_it(
+    tmp_path: Path, data: bytes, program: str
+) -> None:
+    path = write(tmp_path, data, "two words.pdf" if program == "ocrmypdf" else "two words")
+    _, _, command = refused(path).hint.rpartition(program)
+    assert str(path) in shlex.split(command)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
 import sample_files as make
 from reader_checks import at, chapters, refused
 
@@ -104,6 +105,60 @@ def test_docx_rows_have_the_names_of_their_columns() -> None:
     assert word(bold).text == word(marked).text
 
 
+def test_docx_cells_over_several_rows_stand_in_each() -> None:
+    rows = [
+        ("Wing", "Room", "Key"),
+        ("North", "Archive", "7"),
+        ("", "Cellar", "9"),
+        ("S", "Hall", "3"),
+    ]
+    table = make.word_table(rows)
+    for cell, value in (("North", ' w:val="restart"'), ("", "")):
+        old = f"<w:tc>{make.paragraph(cell)}"
+        assert table.count(old) == 1
+        merged = old.replace("<w:tc>", f"<w:tc><w:tcPr><w:vMerge{value}/></w:tcPr>")
+        table = table.replace(old, merged)
+    assert word(table).text == (
+        "Wing: North; Room: Archive; Key: 7\nWing: North; Room: Cellar; Key: 9\n"
+        "Wing: S; Room: Hall; Key: 3\n"
+    )
+
+
+def test_docx_two_rows_of_names() -> None:
+    rows = [("2025", "", "2026", ""), ("Plan", "Spent", "Plan", "Spent"), ("a", "b", "c", "d")]
+    table = make.word_table(rows)
+    span = '<w:tcPr><w:gridSpan w:val="2"/></w:tcPr>'
+    table = table.replace(f"<w:tc>{make.paragraph('')}</w:tc>", "")
+    for year in ("2025", "2026"):
+        table = table.replace(
+            f"<w:tc>{make.paragraph(year)}", f"<w:tc>{span}{make.paragraph(year)}"
+        )
+    table = table.replace("<w:tr>", "<w:tr><w:trPr><w:tblHeader/></w:trPr>", 2)
+    assert word(table).text == "2025 Plan: a; 2025 Spent: b; 2026 Plan: c; 2026 Spent: d\n"
+
+
+@pytest.mark.parametrize(
+    ("look", "bold", "named"),
+    [
+        ('w:firstRow="1"', "<w:b/>", True), ('w:val="04A0"', "<w:b/>", True),
+        ('w:firstRow="0"', "<w:b/>", False), ('w:val="0480"', "<w:b/>", False),
+        ('w:firstRow="1"', '<w:b w:val="0"/>', False), ('w:firstRow="1"', "", False),
+    ],
+)  # fmt: skip
+def test_docx_first_row_that_the_style_of_the_table_makes_bold(
+    look: str, bold: str, named: bool
+) -> None:
+    style = '<w:style w:type="table" w:styleId="{}">{}</w:style>'.format
+    first = f'<w:tblStylePr w:type="firstRow"><w:rPr>{bold}</w:rPr></w:tblStylePr>'
+    styles = style("Base", first) + style("Mine", '<w:basedOn w:val="Base"/>')
+    table = make.word_table([("Town", "Contact"), ("Kiel", "Ann"), ("Ulm", "Bo")])
+    properties = f'<w:tblPr><w:tblStyle w:val="Mine"/><w:tblLook {look}/></w:tblPr>'
+    found = word(
+        table.replace("<w:tbl>", f"<w:tbl>{properties}"), styles=make.word_part("styles", styles)
+    )
+    assert found.text.startswith("Town: Kiel; Contact: Ann\n" if named else "Town | Contact\n")
+
+
 def test_docx_row_of_a_table_is_on_its_page() -> None:
     cells = [("Town", "Contact", "Since"), ("Kiel", "Ann", "2003"), ("Ulm", "Bo", "9")]
     cell = '<w:t xml:space="preserve">Ulm'
@@ -185,6 +240,20 @@ def test_odt_tables_notes_and_boxes() -> None:
     assert found.text == (
         "a [note: small words], b\n\nx y | | z\nx y | | z\n\nboxed\n\nbehind\n\n10^6\n"
     )
+
+
+def test_odt_cells_over_several_rows_and_columns() -> None:
+    cell = "<table:table-cell {}>{}</table:table-cell>".format
+    rows = [
+        cell("", p("Town")) + cell("", p("Trains")) + cell("", p("Buses")),
+        cell('table:number-rows-spanned="2"', p("Ulm")) + cell("", p("9")) + cell("", p("10")),
+        "<table:covered-table-cell/>" + cell('table:number-columns-spanned="2"', p("11")),
+    ]
+    written = "".join(f"<table:table-row>{row}</table:table-row>" for row in rows)
+    head, *rest = written.split("</table:table-row>", 1)
+    head = f"<table:table-header-rows>{head}</table:table-row></table:table-header-rows>"
+    found = odt(f"<table:table>{head}{rest[0]}</table:table>").text
+    assert found == "Town: Ulm; Trains: 9; Buses: 10\nTown: Ulm; Trains: 11\n"
 
 
 def test_odt_pages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import zipfile
 
 import pytest
@@ -139,10 +140,44 @@ def test_html_rows_have_the_names_of_their_columns() -> None:
     head = "<table><tr><th>Town<th colspan=2>Trains<tr>"
     assert html(f"{head}<td>Ulm<td>9<td>10</table>").text == "Town: Ulm; Trains: 9; Trains: 10\n"
     assert html(f"{head}<th>Ulm<td colspan={'9' * 9999}>9").text == "Town: Ulm; Trains: 9\n"
-    # Cells over several rows, two rows of names, and tables inside tables keep their form.
-    assert html(f"{head}<td rowspan=2>Ulm<td>9").text == "Town | Trains\nUlm | 9\n"
-    assert html(f"{head}<th>a<th>b<tr><td>1<td>2").text == "Town | Trains\na | b\n1 | 2\n"
+    below = f"{head}<th><th>slow<th>fast<tr><td>Ulm<td>9<td>10"
+    assert html(below).text == "Town: Ulm; Trains slow: 9; Trains fast: 10\n"
     assert " | " in html(f"{head}<td><table><tr><td>x<td>y</table><td>9").text
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_html_cells_over_several_rows_stand_in_each(seed: int) -> None:
+    """A grid is cut into cells of one to three rows; a loop says what each row has."""
+    draw = random.Random(seed)
+    rows, columns = 7, 4
+    grid = [[""] * columns for _ in range(rows)]
+    written = [""] * rows
+    for column in range(columns):
+        row = 0
+        while row < rows:
+            high = min(draw.randint(1, 3), rows - row) if column else 1
+            for below in range(row, row + high):
+                grid[below][column] = f"w{row}{column}"
+            row += high
+    for row in range(rows):
+        for column in range(columns):
+            if row == 0 or grid[row][column] != grid[row - 1][column]:
+                high = sum(line[column] == grid[row][column] for line in grid)
+                written[row] += f"<td rowspan={high}><b>{grid[row][column]}</b></td>"
+    body = "".join(f"<tr>{row}</tr>" for row in written)
+    plain = "".join(" | ".join(row) + "\n" for row in grid)
+    assert html(f"<table>{body}</table>").text == plain
+    head = "".join(f"<th>n{column}" for column in range(columns))
+    named = "".join(
+        "; ".join(f"n{at}: {cell}" for at, cell in enumerate(row)) + "\n" for row in grid
+    )
+    assert html(f"<table><tr>{head}{body}</table>").text == named
+
+
+def test_html_long_text_over_several_rows_stands_once() -> None:
+    long, tail = "word " * 99, "</td><td>a</td></tr><tr><td>b</td></tr><tr><td rowspan=9>c"
+    found = html(f"<table><tr><td rowspan=2>{long}{tail}<td>d</td></tr></table>").text
+    assert found == f"{long.strip()} | a\n| b\nc | d\n"
 
 
 def test_epub_order_and_chapters() -> None:

@@ -80,6 +80,15 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("head", [b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0", b"{\\rtf1 words}"])
+def test_files_of_other_programs_are_told_from_binary_ones(tree: Path, head: bytes) -> None:
+    (tree / "other" / "letter").write_bytes(head)
+    (tree / "other" / "photo").write_bytes(b"\xff\xd8\0")
+    left_out = sources.find_readable_files("other").left_out
+    assert left_out.pop("binary") == ["other/photo"]
+    assert [*left_out.values()] == [["other/letter"]]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
 def test_several_pipes_are_left_out(tree: Path) -> None:
     said: list[str] = []

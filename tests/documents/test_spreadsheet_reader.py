@@ -114,6 +114,87 @@ def test_values_of_cells() -> None:
     assert "2028-05-02" in readers.extract_text(since_1904, "a.xlsx").text
 
 
+ROOMS = (("Room", "Floor", "Since"), ("Hall", 2, 1999), ("Loft", 4, 2004))
+ROOM_LINES = "Room: Hall; Floor: 2; Since: 1999\nRoom: Loft; Floor: 4; Since: 2004\n"
+PAIRS = (("Item", "Price"), ("Rope", 7), ("Nail", 2))
+
+
+def lines_of(*rows: Any) -> str:
+    return read(workbook(A=rows)).text.removeprefix("Sheet: A\n")
+
+
+def test_each_table_of_a_sheet_has_names_of_its_own() -> None:
+    assert lines_of(*TABLE, (), *ROOMS) == LINES + ROOM_LINES
+    assert lines_of(*TABLE, (), ("Rooms",), *ROOMS) == f"{LINES}Rooms\n{ROOM_LINES}"
+    pairs = "Item: Rope; Price: 7\nItem: Nail; Price: 2\n"
+    assert lines_of(*PAIRS, (), *PAIRS) == pairs * 2
+    # The names go on below a group's title, a total, and rows that are no names.
+    rest = (("Cy", "Bonn", 9), ("Di", "Kiel", 4))
+    more = "name: Cy; town: Bonn; sum: 9\nname: Di; town: Kiel; sum: 4\n"
+    assert lines_of(*TABLE, (), *rest) == LINES + more
+    assert lines_of(*TABLE, (), ("North",), *rest) == f"{LINES}name: North\n{more}"
+    assert lines_of(*TABLE, (), ("all", None, 5.5)) == f"{LINES}name: all; sum: 5.5\n"
+    # A pair of words above a table is no table.
+    assert lines_of(("Owner", "Ann"), ("Date", "1 May"), (), *TABLE) == (
+        f"Owner; Ann\nDate; 1 May\n{LINES}"
+    )
+
+
+def test_rows_of_two_tables_have_the_numbers_of_the_sheet() -> None:
+    found = read(workbook(A=[*TABLE, (), (), *ROOMS]))
+    rows = {mark.row: found.text[mark.start :] for mark in found.marks if mark.row}
+    assert rows[7].lstrip().startswith("Room: Hall")
+
+
+def test_merged_cells_belong_to_each_row_and_name() -> None:
+    book = workbook(
+        A=[
+            ("Site", "2025", None, "2026", None),
+            (None, "Plan", "Spent", "Plan", "Spent"),
+            ("Ulm", 1, 2, 3, 4),
+            (None, 5, 6, 7, 8),
+            ("note", None, None, None, None),
+            ("Bonn", 9, 10, 11, 12),
+        ]
+    )
+    for cells in ("A1:A2", "B1:C1", "D1:E1", "A3:A4", "A5:E5"):
+        book["A"].merge_cells(cells)
+    names = [f"{year} {kind}" for year in (2025, 2026) for kind in ("Plan", "Spent")]
+    want = "Sheet: A\n"
+    for site, *values in (
+        ("Ulm", 1, 2, 3, 4),
+        ("Ulm", 5, 6, 7, 8),
+        ("note",),
+        ("Bonn", 9, 10, 11, 12),
+    ):
+        cells = [f"Site: {site}", *(f"{n}: {v}" for n, v in zip(names, values, strict=False))]
+        want += "; ".join(cells) + "\n"
+    assert read(book).text == want
+
+
+def test_merged_cells_of_other_rows_name_no_columns() -> None:
+    book = workbook(A=[*TABLE, ("Cy", "away", None), ("Di", "Ulm", "none")])
+    book["A"].merge_cells("B4:C4")
+    assert read(book).text == (
+        f"Sheet: A\n{LINES}name: Cy; town: away\nname: Di; town: Ulm; sum: none\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "text"),
+    [
+        ("[$£-809]#,##0.00", 1200, "£1200"), ("#,##0.00 [$€-407]", -7.5, "-7.5 €"),
+        ('_-"£"* #,##0.00_-;-"£"* #,##0.00_-', -3, "-£3"), ('"USD" #,##0', 4, "USD 4"),
+        ("[$CHF] #,##0", 4, "CHF 4"), ("[Red]#,##0", 4, "4"), ('0" km"', 4, "4"),
+        ("[<10]0;0.0", 4, "4"), ("€", 4, "4"), ("0.0%", 0.5, "50%"),
+    ],
+)  # fmt: skip
+def test_sums_have_the_currency_of_their_format(form: str, value: float, text: str) -> None:
+    book = workbook(A=[("key", "sum"), ("x", value)])
+    book["A"]["B2"].number_format = form
+    assert read(book).text.splitlines()[1] == f"key: x; sum: {text}"
+
+
 def test_workbook_says_what_is_missing() -> None:
     book = workbook(A=(*TABLE, ("Cy", "=B2", "=SUM(C2:C3)")))
     sheet = book["A"]

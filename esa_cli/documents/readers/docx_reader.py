@@ -39,6 +39,8 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     zipped, out, missing = ZipDocument(data, name), TextBuilder(), []
     root, etree = zipped.parse_xml("word/document.xml"), zipped.etree
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
+    _join_merged_cells(root)
+    _mark_rows_that_a_style_makes_bold(root, zipped.parse_xml_if_any("word/styles.xml"))
     converter = _WordToHtmlConverter(zipped, root)
     out.page = converter.page
     converter.convert_elements_to_html(root)
@@ -56,8 +58,56 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
 def _is_heading_row(row: Any) -> bool:
     """Returns True if a row is marked as heading, or all its words are bold."""
     words = [run for run in row.iterfind(f"{W}tc/{W}p/{W}r") if run.find(f"{W}t") is not None]
-    bold = bool(words) and all(run.find(f"{W}rPr/{W}b") is not None for run in words)
-    return bold or row.find(f"{W}trPr/{W}tblHeader") is not None
+    bold = bool(words) and all(_is_set(run.find(f"{W}rPr/{W}b")) for run in words)
+    return bold or row.get("class") == HEAD or _is_set(row.find(f"{W}trPr/{W}tblHeader"))
+
+
+def _is_set(element: Any) -> bool:
+    """Whether an element such as `b`, which may say "0", is there and says yes."""
+    return element is not None and element.get(f"{W}val", "1") not in ("0", "false", "off")
+
+
+def _join_merged_cells(root: Any) -> None:
+    """Replaces the empty cells below a cell that spans several rows by the cell's `rowspan`."""
+    for table in root.iter(f"{W}tbl"):
+        above: dict[int, Any] = {}
+        for row in table.iterfind(f"{W}tr"):
+            column = 0
+            for cell in row.findall(f"{W}tc"):
+                merged = cell.find(f"{W}tcPr/{W}vMerge")
+                if merged is None:
+                    above.pop(column, None)
+                elif merged.get(f"{W}val") == "restart":
+                    above[column] = cell
+                elif column in above:
+                    above[column].set("rowspan", str(int(above[column].get("rowspan", "1")) + 1))
+                    row.remove(cell)
+                column += _parse_whole_number(_read_value(cell, "tcPr/gridSpan"), 1)
+
+
+def _mark_rows_that_a_style_makes_bold(root: Any, styles: Any) -> None:
+    """Sets the class of the first row of each table whose style has bold type there."""
+    tables = {s.get(f"{W}styleId"): s for s in styles.findall(f"{W}style[@{W}type='table']")}
+    for table in root.iter(f"{W}tbl"):
+        row, look = table.find(f"{W}tr"), table.find(f"{W}tblPr/{W}tblLook")
+        style = tables.get(_read_value(table, "tblPr/tblStyle"))
+        if row is None or look is None or not _is_first_row_styled(look):
+            continue
+        for _ in range(_MAX_STYLES):
+            if style is None:
+                break
+            first = style.find(f"{W}tblStylePr[@{W}type='firstRow']/{W}rPr/{W}b")
+            if first is not None:
+                if _is_set(first):
+                    row.set("class", HEAD)
+                break
+            style = tables.get(_read_value(style, "basedOn"))
+
+
+def _is_first_row_styled(look: Any) -> bool:
+    """Whether a table uses its style for the first row; older files have a number of bits."""
+    value = look.get(f"{W}firstRow")
+    return value in ("1", "true", "on") if value else bool(int(look.get(f"{W}val", "0"), 16) & 0x20)
 
 
 def _iterate_edge_lines(zipped: ZipDocument, edge: str) -> Iterator[str]:
@@ -212,6 +262,7 @@ class _WordToHtmlConverter:
                 kept["class"] = HEAD
             elif tag == f"{W}tc":
                 kept["colspan"] = _read_value(element, "tcPr/gridSpan") or "1"
+                kept["rowspan"] = element.get("rowspan", "1")
             elif tag == f"{W}sym":
                 text = _SYMBOLS.get(element.get(f"{W}char", ""), "\ufffd")
             element.attrib.clear()

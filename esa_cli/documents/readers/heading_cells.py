@@ -1,19 +1,28 @@
 """Finds the heading cells of tables in Word, OpenDocument and PDF files, which name the columns.
 
-A column's name is then written before each value. Where a document does not mark the first row as a
-heading, a first row of three or more different words is one if some column has numbers in all rows
-below. A table of two columns may as well have names on its left side."""
+A column's name is then written before each value. Where a document does not mark the first row
+as a heading, a first row of three or more different words is one if some column has numbers in
+all rows below. A table of two columns may as well have names on its left side. Two marked rows
+are names if a cell of the first spans several columns or rows; other tables with several marked
+rows are all in bold type."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from esa_cli.documents.readers.spanned_cells import (
+    MAX_COLUMNS,
+    MAX_ROWS,
+    find_cells_of_rows,
+    parse_span,
+)
 
 HEAD = "head"
 """The class of a row that the document marks as a heading."""
 
 
 def mark_heading_cells(root: Any) -> None:
-    """Renames the cells of the heading row of each table, in a tree of elements with HTML tags."""
+    """Renames the cells of the heading rows of each table, in a tree of elements with HTML tags."""
     for table in root.iter("table"):
         if next(table.iterdescendants("table"), None) is not None:
             continue
@@ -23,9 +32,19 @@ def mark_heading_cells(root: Any) -> None:
             continue
         marked = [row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows]
         texts = [["".join(cell.itertext()).strip() for cell in row] for row in cells]
-        if (marked[0] and not marked[1]) or has_names_above_numbers(texts):
-            for cell in cells[0]:
-                cell.tag = "th"
+        spans = [[*map(_read_spans, row)] for row in cells]
+        whole = [[texts[row][at] for row, at in line] for line in find_cells_of_rows(spans)]
+        heading_rows = [*marked, False].index(False)
+        most = 2 if any(span != (1, 1) for span in spans[0]) else 1
+        if not 0 < heading_rows <= most or heading_rows == len(rows):
+            heading_rows = int(has_names_above_numbers(whole))
+        for cell in (cell for row in cells[:heading_rows] for cell in row):
+            cell.tag = "th"
+
+
+def _read_spans(cell: Any) -> tuple[int, int]:
+    columns, rows = cell.get("colspan"), cell.get("rowspan")
+    return parse_span(columns, MAX_COLUMNS), parse_span(rows, MAX_ROWS)
 
 
 def has_names_above_numbers(rows: list[list[str]]) -> bool:
@@ -38,10 +57,10 @@ def has_names_above_numbers(rows: list[list[str]]) -> bool:
     if any(len(row) != len(names) for row in below):
         return False
     columns = [[cell for cell in column if cell] for column in zip(*below, strict=True)]
-    named = [one for one in zip(names, columns, strict=True) if _has_digit(one[0])]
+    named = [one for one in zip(names, columns, strict=True) if has_digit(one[0])]
     if not all(_is_name_above_numbers(name, cells) for name, cells in named):
         return False
-    return any(column and all(map(_has_digit, column)) for column in columns)
+    return any(column and all(map(has_digit, column)) for column in columns)
 
 
 def _is_name_above_numbers(name: str, cells: list[str]) -> bool:
@@ -55,7 +74,7 @@ def is_year(text: str) -> bool:
     return text.isdecimal() and len(text) == 4 and "1800" <= text <= "2100"
 
 
-def _has_digit(text: str) -> bool:
+def has_digit(text: str) -> bool:
     return any(map(str.isdecimal, text))
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from esa_cli.documents.readers import text_builder
+from esa_cli.documents.readers import spanned_cells, text_builder
 from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, look_up_encoding
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
 
@@ -37,8 +37,8 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
-_MAX_SPAN = 100
-"""Columns that a cell spans at most; browsers allow 1,000."""
+_ROWS_OF_NAMES = 3
+"""The most rows at the top of a table that name its columns."""
 _FORMULA_SIGNS = {
     "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
     "munderover": " _^", "mfrac": " /",
@@ -141,6 +141,7 @@ class _HtmlTextExtractor:
         self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
         self._cells = 0  # number of cells of the current row so far
         self._names: list[str] = []  # names of the columns of the current table, if it has any
+        self._rows_of_names = 0  # number of rows of names that follow
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node_text(self, node: Any) -> None:
@@ -158,7 +159,9 @@ class _HtmlTextExtractor:
         if tag == "math" or hidden:
             return
         if tag == "table" and not self._inside["table"]:
-            self._names = _list_column_names(node)
+            if len(node.css("table")) == 1:
+                self._copy_spanned_cells(node)
+                self._names, self._rows_of_names = _list_column_names(node)
         elif tag == "tr" and self._names:
             self._write_row_with_names(node)
             return
@@ -179,20 +182,52 @@ class _HtmlTextExtractor:
         self._break_line_around_element(tag)
 
     def _write_row_with_names(self, row: Any) -> None:
-        """Writes a row as a line `name: value; name: value`; the row of names is not written."""
+        """Writes a row as a line `name: value; name: value`; rows of names are not written."""
         names, written, column = self._names, [], 0
         for cell in _list_cells(row):
-            inner = TextBuilder()
-            inner.page = self._out.page
-            _HtmlTextExtractor(inner, self._chapters or {}).write_node_text(cell)
-            self._out.page = inner.page
-            text = " ".join(inner.result().text.split())
+            text, self._out.page = self._read_cell(cell)
             name = names[column] if column < len(names) else ""
             if text and text != name:
                 written.append(f"{name}: {text}" if name else text)
             column += _read_column_span(cell)
+        if self._rows_of_names:
+            self._rows_of_names -= 1
+            return
         self._out.end_line()
         self._out.flow("; ".join(written))
+
+    def _read_cell(self, cell: Any) -> tuple[str, int | None]:
+        """Returns a cell's text on one line, and the page on which it ends."""
+        inner = TextBuilder()
+        inner.page = self._out.page
+        _HtmlTextExtractor(inner, self._chapters or {}).write_node_text(cell)
+        return " ".join(inner.result().text.split()), inner.page
+
+    def _copy_spanned_cells(self, table: Any) -> None:
+        """Inserts the text of each cell that spans several rows into the rows below."""
+        if not table.css_first("[rowspan]:not([rowspan='1'])"):
+            return
+        for section in table.css("thead, tbody, tfoot"):
+            rows = section.css("tr")
+            cells = [*map(_list_cells, rows)]
+            spans = [
+                [(_read_column_span(cell), _read_row_span(cell)) for cell in row] for row in cells
+            ]
+            for number, places in enumerate(spanned_cells.find_cells_of_rows(spans)):
+                own = iter(cells[number])
+                following = next(own, None)
+                for row, at in places if cells[number] else ():
+                    if row == number:
+                        following = next(own, None)
+                        continue
+                    copy = table.parser.create_node(cells[row][at].tag)
+                    copy.attrs["colspan"] = str(_read_column_span(cells[row][at]))
+                    text, _ = self._read_cell(cells[row][at])
+                    copy.insert_child(text if len(text) <= spanned_cells.MAX_COPY else "")
+                    if following is None:
+                        rows[number].insert_child(copy)
+                    else:
+                        following.insert_before(copy)
 
     def _write_text(self, text: str) -> None:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
@@ -251,19 +286,25 @@ def _join_printable_words(text: str) -> str:
     return " ".join(text_builder.replace_unprintable(text).split())
 
 
-def _list_column_names(table: Any) -> list[str]:
-    """Returns the names of a table's columns, from a first row of heading cells alone; an empty
-    list for other tables, and for tables whose rows do not have a cell for each column."""
-    if len(table.css("table")) > 1 or table.css_first("[rowspan]:not([rowspan='1'])"):
-        return []
-    first, second = [*map(_list_cells, table.css("tr")[:2]), [], []][:2]
-    if len(first) < 2 or not second or any(cell.tag != "th" for cell in first):
-        return []
-    names = []
-    for cell in first:
-        name = _join_printable_words(cell.text()).rstrip(" :")
-        names += [name] * _read_column_span(cell)
-    return [] if names.count("") > 1 or all(cell.tag == "th" for cell in second) else names
+def _list_column_names(table: Any) -> tuple[list[str], int]:
+    """Returns the names of a table's columns, from first rows of heading cells alone, and the
+    number of these rows; no names for other tables. A column under `2024` and `Plan` is named
+    `2024 Plan`."""
+    rows = [*map(_list_cells, table.css("tr")[: _ROWS_OF_NAMES + 1])]
+    count = 0
+    while count < len(rows) and rows[count] and all(cell.tag == "th" for cell in rows[count]):
+        count += 1
+    if not count or count == len(rows) or len(rows[0]) < 2:
+        return [], 0
+    words: list[list[str]] = []  # of each column, from the top
+    for row in rows[:count]:
+        named = [_join_printable_words(cell.text()).rstrip(" :") for cell in row]
+        spread = [n for n, c in zip(named, row, strict=True) for _ in range(_read_column_span(c))]
+        words += [[] for _ in spread[len(words) :]]
+        for column, name in zip(words, spread, strict=False):
+            column += [name] * (name not in column)
+    names = [" ".join(filter(None, column)) for column in words]
+    return ([], 0) if names.count("") > 1 else (names, count)
 
 
 def _list_cells(row: Any) -> list[Any]:
@@ -271,8 +312,11 @@ def _list_cells(row: Any) -> list[Any]:
 
 
 def _read_column_span(cell: Any) -> int:
-    span = cell.attributes.get("colspan") or "1"
-    return min(max(1, int(span[:4])), _MAX_SPAN) if span.isdecimal() else 1
+    return spanned_cells.parse_span(cell.attributes.get("colspan"), spanned_cells.MAX_COLUMNS)
+
+
+def _read_row_span(cell: Any) -> int:
+    return spanned_cells.parse_span(cell.attributes.get("rowspan"), spanned_cells.MAX_ROWS)
 
 
 def _is_hidden_element(tag: str, attributes: _Attributes) -> bool:

@@ -200,7 +200,7 @@ def _is_format_known(part: Any, reader: reader_registry.Reader, data: bytes, nam
     """Whether the format of an attached file is known, and not only taken for plain text."""
     named = PurePath(name.lower()).suffix in reader.suffixes
     text = part.get_content_maintype() == "text" and part.get_content_type() not in _NO_WORDS
-    return reader.binary or ((named or text) and not plain_text.looks_binary(data))
+    return reader.binary or ((named or text) and not plain_text.describe_binary(data))
 
 
 def _is_text_part(part: Any) -> bool:

@@ -75,6 +75,10 @@ def _rename_elements_to_html(body: Any, roots: list[Any], out: TextBuilder) -> N
         tag = f"{_PREFIXES.get(space, '')}:{local}"
         style = element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
+        if tag == "table:table-cell":
+            for kind, attribute in (("columns", "colspan"), ("rows", "rowspan")):
+                name = f"{{{_SPACES['table']}}}number-{kind}-spanned"
+                element.set(attribute, element.get(name, "1"))
         if tag == "text:h":
             level = element.get(f"{{{_SPACES['text']}}}outline-level", "1")
             element.tag = f"h{level if level in tuple('123456') else 6}"

@@ -7,6 +7,7 @@ Pages without text are read by OCR. Columns, headings and comments are not recog
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ _MAX_LISTED = 12  # pages that a message lists
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
     pdfium = text_builder.import_package("pypdfium2", "pypdfium2", name)
-    path = "FILE" if name == text_builder.STDIN else name
+    path = "FILE" if name == text_builder.STDIN else shlex.quote(name)
     try:
         document = pdfium.PdfDocument(data)
     except pdfium.PdfiumError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import shlex
 import string
 from contextlib import suppress
 
@@ -26,17 +27,18 @@ _WIDER = {
 """Declared encoding -> its superset by which browsers read it, and on which pages rely."""
 _ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
 """Bytes that all encodings of files share, but not EBCDIC nor notations as `unicode_escape`."""
+_OLD_OFFICE, _RTF = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"{\\rtf"
 _BINARY = {
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
-        "an old Office file (doc, xls, ppt)",
-        "open the file and save it as docx, xlsx or pptx, without a password",
+    _OLD_OFFICE: (
+        "an old Office file (doc, xls, ppt) or an Outlook mail (msg)",
+        "open the file and save it as docx, xlsx, pptx or eml, without a password",
     ),
     b"PK\3\4": (
         "a ZIP archive",
         "unpack it and name a file in it, or, if a program can open it, save it as docx or xlsx",
     ),
     b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
-    b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
+    _RTF: ("an RTF document", "save it as docx, or: pandoc -t plain {name} -o document.txt"),
 }
 """Beginning of a file -> its format, and how to get text out of it."""
 
@@ -99,7 +101,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
         guess = "cp1252" if is_probably_cp1252(data) else guess_legacy_encoding(data)
         with suppress(UnicodeDecodeError, LookupError):
             return data.decode(guess), guess
-    path = "FILE" if name == STDIN else name
+    path = "FILE" if name == STDIN else shlex.quote(name)
     raise DocumentError(
         f"{label_document(name)} {problem}, and its encoding cannot be told reliably",
         "convert the text to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
@@ -153,17 +155,18 @@ def _refuse_binary_document(data: bytes, name: str) -> None:
     for magic, (what, hint) in _BINARY.items():
         if data.startswith(magic):
             message = f"{label_document(name)} looks like {what}, a format that esa does not read"
-            raise DocumentError(message, hint.format(name=name))
+            raise DocumentError(message, hint.format(name=shlex.quote(name)))
     if b"\0" in data:
         message = f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}"
         raise DocumentError(message, "name a document with text; unpack an archive first")
 
 
-def looks_binary(head: bytes) -> bool:
-    """Returns True if a file that begins with `head` is not text, whatever its encoding."""
-    if head.startswith(BYTE_ORDER_MARKS):
-        return False
-    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16_encoding(head))
+def describe_binary(head: bytes) -> str:
+    """Returns what a file that begins with `head` is if it is not text in any encoding, or ""."""
+    if head.startswith((_OLD_OFFICE, _RTF)):
+        return "in a format that esa does not read (as doc, xls, msg, rtf)"
+    binary = head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16_encoding(head))
+    return "binary" if binary and not head.startswith(BYTE_ORDER_MARKS) else ""
 
 
 def _guess_utf16_encoding(data: bytes) -> str:

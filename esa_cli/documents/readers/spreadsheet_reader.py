@@ -4,14 +4,16 @@ Each row of a table becomes a line in which every value has its column's name. R
 remain as lines of text. Columns are numbered if no heading row names all of them. The delimiter of
 a CSV file is the character that splits the first rows into equally many cells.
 
-A formula of a workbook is read as the value stored in the file. Dates have ISO format, and
-percentages a %. openpyxl does not parse the XML, because it loses rows that are out of order."""
+A formula of a workbook is read as the value stored in the file. Dates have ISO format,
+percentages a %, and sums the currency that the file's format of numbers has. openpyxl does not
+parse the XML, because it loses rows that are out of order."""
 
 from __future__ import annotations
 
 import csv
 import posixpath
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +23,12 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.heading_cells import is_year
 from esa_cli.documents.readers.plain_text import decode_text_with_lf
+from esa_cli.documents.readers.sheet_tables import (
+    MergedCells,
+    Rows,
+    copy_merged_cells,
+    divide_into_tables,
+)
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument
 
@@ -40,6 +48,12 @@ _OTHER_PARTS = {
 """Beginning of a part's name -> the contents of such parts."""
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
+_CURRENCY = re.compile(r"\[\$([^\[\]-]*)(?:-[^\[\]]*)?\]")
+"""A currency in a format of numbers, as in `[$€-407]`."""
+_CONDITION = re.compile(r"\[[^\[\]]*\]")
+"""A colour or condition in a format of numbers, as in `[Red]`."""
+_FILLING = re.compile(r"[_*\\](.)|\"")
+"""Marks of a format of numbers: space as wide as a sign, repeated signs, and quotation marks."""
 
 
 def read_csv(data: bytes, name: str) -> ExtractedText:
@@ -227,45 +241,46 @@ class _ExcelWorkbook:
         self._strings = [_extract_string_of_cell(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
         root = zipped.parse_xml_if_any(styles)
-        for custom in root.iterfind("{*}numFmts/{*}numFmt"):
-            formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
-        numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
-        self._formats = [formats.get(number, "General") for number in numbers]  # by style of cells
+        custom = {
+            int(one.get("numFmtId", "0")): one.get("formatCode", "")
+            for one in root.iterfind("{*}numFmts/{*}numFmt")
+        }
+        numbers = [int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf")]
+        formats |= custom
+        # By style of cells. The `$` of a format without a code stands for any local currency.
+        self._formats = [formats.get(number, "General") for number in numbers]
+        self._currencies = [_find_currency(custom.get(number, "")) for number in numbers]
 
     def write_sheet(self, title: str, sheet_path: str, out: TextBuilder) -> None:
         """Writes a sheet's title and values as lines, without empty rows and columns."""
         rows = self._read_sheet_rows(sheet_path)
-        columns = sorted({column for row in rows.values() for column in row})
-        if not columns:
+        if not rows:
             return
         out.start_paragraph()
         out.chapter, out.row = title, None
         out.add_exact_text(f"Sheet: {title}")
-        if len(columns) == 1:
-            cells = ((number, row[columns[0]]) for number, row in rows.items() if row)
-            blocks = join_rows((number, " ".join(cell.split()) + "\n") for number, cell in cells)
-        else:
-            table = [[row.get(column, "") for column in columns] for row in rows.values()]
-            blocks = format_table(table, [*rows])
-        for block in blocks:
-            out.row = block.row
-            out.end_line()
-            out.add_exact_text(block.text.rstrip("\n"))
+        for table in divide_into_tables(rows):
+            for block in _format_sheet_table(table):
+                out.row = block.row
+                out.end_line()
+                out.add_exact_text(block.text.rstrip("\n"))
 
-    def _read_sheet_rows(self, sheet_path: str) -> dict[int, dict[int, str]]:
-        """Returns the rows of a sheet by number, as the texts of cells by column; of a cell that
-        occurs twice, the last counts. Several empty rows become one, which may separate a title
-        from a table."""
-        cells: dict[int, dict[int, str]] = {}
-        number = 0
-        for element in self._zipped.iterate_xml_elements(sheet_path, "{*}row"):
+    def _read_sheet_rows(self, sheet_path: str) -> Rows:
+        """Returns the rows of a sheet; of a cell that occurs twice, the last counts. Several empty
+        rows become one, which may separate a title from a table."""
+        cells, merged, number = Rows(), list[MergedCells](), 0
+        for element in self._zipped.iterate_xml_elements(sheet_path, "{*}row", "{*}mergeCell"):
+            if element.get("ref"):
+                merged.append(MergedCells(*self._utils.range_boundaries(element.get("ref"))))
+                continue
             number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
                 column = self._utils.column_index_from_string(letters) if letters else column + 1
                 if text := self._format_cell(cell):
                     cells.setdefault(number, {})[column] = text
-        rows: dict[int, dict[int, str]] = {}
+        copy_merged_cells(cells, merged)
+        rows = Rows()
         for number in sorted(cells):
             if rows and number - 1 not in cells:
                 rows[number - 1] = {}
@@ -301,7 +316,35 @@ class _ExcelWorkbook:
         value = value * 100 if share else value
         # With the fifteen digits that spreadsheets keep.
         whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
-        return (str(int(value)) if whole else f"{value:.15g}") + "%" * share
+        text = (str(int(value)) if whole else f"{value:.15g}") + "%" * share
+        before, after = self._currencies[style] if style < len(self._currencies) else ("", "")
+        return "-" * (value < 0) + before + text.removeprefix("-") + after
+
+
+def _format_sheet_table(table: Rows) -> list[TableRows]:
+    columns = sorted({column for row in table.values() for column in row})
+    if len(columns) > 1:
+        rows = [[row.get(column, "") for column in columns] for row in table.values()]
+        return format_table(rows, [*table])
+    cells = ((number, text) for number, row in table.items() for text in row.values())
+    return join_rows((number, " ".join(text.split()) + "\n") for number, text in cells)
+
+
+def _find_currency(number_format: str) -> tuple[str, str]:
+    """Returns the currency before and after numbers of a format, such as "USD " or " €"."""
+    form = _CURRENCY.sub(r'"\1"', number_format).partition(";")[0]
+    form = _FILLING.sub("", _CONDITION.sub("", form))
+    before, after = re.split(r"[0#?]", form, maxsplit=1)[0], re.split(r"[0#?]", form)[-1]
+    before, after = (part if _is_currency(part.strip()) else "" for part in (before, after))
+    if form == before:  # no digits
+        return "", ""
+    letters = before.strip()[-1:].isalpha()
+    return before.strip() + " " * letters, " " * bool(after) + after.strip()
+
+
+def _is_currency(text: str) -> bool:
+    code = len(text) == 3 and text.isascii() and text.isupper()
+    return code or any(unicodedata.category(sign) == "Sc" for sign in text)
 
 
 def _extract_string_of_cell(element: Any) -> str:

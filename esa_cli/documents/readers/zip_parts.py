@@ -59,10 +59,10 @@ class ZipDocument:
         """Returns the root element of an XML file, or an empty one if the document has no such."""
         return self.parse_xml(file_name) if file_name in self else self.etree.Element("empty")
 
-    def iterate_xml_elements(self, file_name: str, tag: str) -> Iterator[Any]:
-        """Yields the elements of an XML file that have the tag `tag`, without a tree in memory."""
+    def iterate_xml_elements(self, file_name: str, *tags: str) -> Iterator[Any]:
+        """Yields the elements of an XML file that have one of `tags`, without a tree in memory."""
         file = io.BytesIO(self._read_xml_bytes(file_name))
-        for _, element in self.etree.iterparse(file, tag=tag, **_SAFE):
+        for _, element in self.etree.iterparse(file, tag=tags, **_SAFE):
             yield element
             element.clear()
 

@@ -216,13 +216,18 @@ def record_removed_files(
     return gone
 
 
-def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> None:
-    """Records which ingested files of the folders among `paths` no longer exist."""
+def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> list[str]:
+    """Records which ingested files of the folders among `paths` no longer exist, and returns those
+    of which this was not known."""
+    removed = list[str]()
     folders = [os.path.abspath(path) for path in paths if os.path.isdir(path)]
     if folders and library.exists:
         with suppress(LibraryError, DiskError), library.open_catalogue() as catalogue:
             for folder in folders:
-                record_removed_files(catalogue, folder, find_readable_files(folder))
+                found = find_readable_files(folder)
+                gone = record_removed_files(catalogue, folder, found)
+                removed += [one.path for one in gone if found.files]
+    return removed
 
 
 def find_outdated_entries(

@@ -116,8 +116,12 @@ def test_rm_wants_a_yes_and_one_document(run: Run, library: Library) -> None:
         run("rm", first.id)
     with pytest.raises(UsageError, match="fits 2 documents"):
         run("rm", "book.txt", "--yes")
-    with pytest.raises(UsageError, match="no document nothing"):
+    with pytest.raises(UsageError, match="no document nothing") as unlike:
         run("rm", first.id, "nothing", "--yes")
+    assert "library list" in unlike.value.hint
+    with pytest.raises(UsageError) as similar:
+        run("rm", "boook", "--yes")
+    assert "book.txt" in similar.value.hint
     assert len(library.entries()) == 2
     assert run("rm", first.id, first.key, second.id, "-y").count("removed") == 2
     assert library.entries() == []

@@ -136,6 +136,22 @@ def test_the_model_reads_what_is_new(run: Esa) -> None:
     assert said.startswith("1 file: 0 added, 0 changed, 1 removed, 1 pruned from the library; ")
 
 
+def test_ingest_says_which_file_is_removed_and_the_list_which_text_is_former(run: Esa) -> None:
+    assert run("ingest", "town", *TINY).code == 0
+    write("harp", "A kiln. " * 30, 2e9)
+    Path("town/loom.txt").unlink()
+    said = run("ingest", "town", *TINY).err
+    assert [line for line in said.splitlines() if "removed" in line] == [
+        f"esa: {Path('town/loom.txt').absolute()} is removed, and no longer answers"
+    ]
+    assert "removed" not in run("ingest", "town", *TINY).err, "it is said once"
+    rows = run("library", "list", "--all").out.splitlines()
+    former = [row.split()[-2] for row in rows if row.endswith("(former)")]
+    assert sorted(former) == ["harp.txt", "loom.txt"]
+    assert sum("harp.txt" in row for row in rows) == 2
+    assert "(former)" not in run("library", "list").out
+
+
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes() -> Iterator[None]:
         yield

@@ -146,7 +146,8 @@ def _ingest_and_print_documents(
     try:
         for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
-        library_texts.record_removed_files_of_folders(Library(), document_names)
+        for path in library_texts.record_removed_files_of_folders(Library(), document_names):
+            reporter.show_note(f"esa: {path} is removed, and no longer answers", dim=False)
     finally:
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:

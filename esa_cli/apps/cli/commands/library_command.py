@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def list_documents(
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage_reason else entry.kv_format,
-                _format_name_or_damage(entry),
+                _format_name_or_damage(entry) + " (former)" * (entry in former),
             )
             for entry in entries
         ]
@@ -233,12 +234,18 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
     for name in names_or_ids:
         matches = stored.match_entries(name)
         if not matches:
-            raise UsageError(f"the library has no document {name}", "see `esa library list`")
+            raise UsageError(f"the library has no document {name}", _suggest_entry(stored, name))
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
             raise UsageError(f"name or id {name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
+
+
+def _suggest_entry(stored: Library, name: str) -> str:
+    stems = {Path(entry.name).stem: entry.name for entry in stored.entries()}
+    similar = difflib.get_close_matches(Path(name).stem, stems, n=1)
+    return f"did you mean {stems[similar[0]]}?" if similar else "see `esa library list`"
 
 
 def _format_name_or_damage(entry: LibraryEntry) -> str:
