@@ -221,7 +221,7 @@ def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
         text, context = str(error.format_message()).rstrip("."), getattr(error, "ctx", None)
         name = context.command_path if context else "esa"
         message, hint, code = text[:1].lower() + text[1:], f"see `{name} --help`", USAGE
-        if hasattr(error, "possibilities"):
+        if hasattr(error, "possibilities") and hasattr(error, "option_name"):
             message = f"no such option: {error.option_name}"
             hint = suggest_option(error.option_name, context) + hint
     else:
