@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import difflib
 import gc
 import json
 import os
@@ -52,7 +53,13 @@ SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
 SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
 SYNONYMS |= dict.fromkeys(("index", "add"), "ingest")
 SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library"}
+SYNONYMS["history"] = "log"
 """Words that other programs use, with the commands that do this here."""
+ALIKE = (
+    ("--top", "--limit", "--samples", "--questions", "--count", "--k", "-k", "-n"),
+    ("--report", "--html"),
+)
+"""Options that mean alike; a command has one of them, and its error message names it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -214,6 +221,9 @@ def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
         text, context = str(error.format_message()).rstrip("."), getattr(error, "ctx", None)
         name = context.command_path if context else "esa"
         message, hint, code = text[:1].lower() + text[1:], f"see `{name} --help`", USAGE
+        if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+            message = f"no such option: {error.option_name}"
+            hint = suggest_option(error.option_name, context) + hint
     else:
         reason = (str(error).splitlines() or [""])[0]
         message, code = f"a bug: {type(error).__name__}: {reason}", BUG
@@ -224,6 +234,17 @@ def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
             facts = {"error": message, "hint": hint, "exit_code": code}
             print(json.dumps(facts), file=sys.stderr, flush=True)
     return code
+
+
+def suggest_option(unknown_option: str, context: Any) -> str:
+    """Returns the beginning of a hint, which names the options of a command that mean like an
+    unknown option or are spelt like it; or an empty text."""
+    known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
+    alike = [name for names in ALIKE if unknown_option in names for name in names]
+    bare = {name.lstrip("-"): name for name in known if name.startswith("--")}
+    close = difflib.get_close_matches(unknown_option.lstrip("-"), bare)
+    names = [name for name in alike if name in known] or [bare[name] for name in close]
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def _print_error(message: str, hint: str = "") -> None:

@@ -101,11 +101,11 @@ class Document:
         stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
 
     name: str
-    text: str
+    text: str = field(repr=False)  # a notebook would print a whole book
     source: str
     encoding: str
     bytes: int
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Mark, ...] = field(default=(), repr=False)
     missing: tuple[str, ...] = ()
     stamp: str | None = field(default=None, compare=False)
 
@@ -125,11 +125,14 @@ class Document:
         return array("q", (newline.start() for newline in re.finditer("\n", self.text)))
 
 
-def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
+def read_document(
+    source: str | os.PathLike[str], stdin: IO[Any] | None = None, *, limit: int = LIMIT
+) -> Document:
     """Reads the document at a path and extracts its text; "-" reads `stdin`, by default sys.stdin.
 
     Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, larger than
     `limit` bytes, empty, binary, or in an unknown encoding."""
+    source = os.fspath(source)
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
         data = _read_stdin_bytes(stdin or sys.stdin, limit)
@@ -192,15 +195,17 @@ def gather_documents(
 
 
 def read_documents(
-    sources: Sequence[str], stdin: IO[Any] | None = None, say: Callable[[str], None] = warnings.warn
-) -> list[Document]:
+    sources: Sequence[str | os.PathLike[str]], stdin: IO[Any] | None = None,
+    say: Callable[[str], None] = warnings.warn,
+) -> list[Document]:  # fmt: skip
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
     `say` is called with a message for each file or folder that is left out. Raises UsageError:
     `sources` is empty, or has "-" more than once. DocumentError: a document that was named cannot
     be read, or none of the documents can be read."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
-    found = gather_documents(find_files(sources), lambda path: read_document(path, stdin))
+    files = find_files([os.fspath(source) for source in sources])
+    found = gather_documents(files, lambda path: read_document(path, stdin))
     for left_out in found.left_out:
         say(left_out.message)
     return list(found.documents)

@@ -78,10 +78,13 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception's text, with the file and line that raised the exception."""
+    """Returns an exception's text, with the file and line that raised the exception, or the line
+    of a file that Python cannot parse."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
+    if isinstance(error, SyntaxError):
+        where = f": {error.text.strip()}" if error.text else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 MAX_NAME = 32

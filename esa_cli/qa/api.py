@@ -501,7 +501,7 @@ class Esa(AbstractContextManager["Esa"]):
     def outline(self, source: Book | Document | str | os.PathLike[str]) -> list[Section]:
         """Lists the chapters and sections of a document. Raises DocumentError: it has no text."""
         if isinstance(source, str | os.PathLike):
-            source = read_document(os.fspath(source))
+            source = read_document(source)
         return list(find_sections(source if isinstance(source, Document) else source.document))
 
     def report(self, reply: Reply, question: str) -> str:
@@ -536,7 +536,7 @@ class Esa(AbstractContextManager["Esa"]):
         books, several = list[Book](), cast("Iterable[Any]", [documents] if is_one else documents)
         for one in several:
             if isinstance(one, str | os.PathLike):
-                books += map(self.open, read_documents([os.fspath(one)]))
+                books += map(self.open, read_documents([one]))
             else:
                 books.append(one if isinstance(one, Book) else self.open(one))
         if not books and documents == ():

@@ -160,6 +160,14 @@ def test_a_bad_line_has_an_error_and_the_others_go_on(write: Write, tmp_path: Pa
     assert [Path(source).name for source in asker.ingested] == ["a.txt"]
 
 
+def test_a_misspelt_key_is_named(write: Write, tmp_path: Path) -> None:
+    bad = ['{"frage": "x", "documents": ["a.txt"]}', '{"question": "x", "docs": ["a.txt"]}']
+    out = tmp_path / "out.jsonl"
+    go(FakeAsker(), write(*bad, q("1", "a.txt")), out)
+    for key, row in zip(["the keys frage", '"docs"'], rows(out), strict=False):
+        assert f"got {key}" in row["error"]
+
+
 def test_a_bad_line_keeps_its_id(write: Write, tmp_path: Path) -> None:
     ids = ["c", ["\ud800", 1], None]
     path, out = write(*(q("", id=id) for id in ids), "{", q("1", "a.txt")), tmp_path / "out.jsonl"

@@ -38,6 +38,15 @@ def test_a_file(tmp_path: Path) -> None:
     assert document == Document("notes.md", "Grüße, 世界\nb\nc\n", str(path), "utf-8", 21)
 
 
+def test_a_path_object_is_a_path_and_no_text_is_in_the_repr(tmp_path: Path) -> None:
+    path = write(tmp_path, b"# All\n\nAll of it.\n" * 5_000, "notes.md")
+    document = read_document(path)
+    assert document == read_document(str(path))
+    assert read_documents([path]) == [document]
+    assert str(path) in repr(document)
+    assert len(repr(document)) < 1_000
+
+
 @pytest.mark.parametrize("stream", [io.BytesIO(b"x\n"), io.TextIOWrapper(io.BytesIO(b"x\n"))])
 def test_standard_input(stream: io.IOBase) -> None:
     document = read_document("-", stream)  # type: ignore[arg-type]

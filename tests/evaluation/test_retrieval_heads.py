@@ -199,6 +199,8 @@ def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
     assert data["layers"] == 2
     setting = data["use"].removeprefix("--set '").removesuffix("'")
     assert load_preset("tiny-random", [setting]).score["heads"] == data["chosen"]
+    text = esa("heads", *TINY, *FEW, *SHORT, "--set", "answer.from=text", "--json", "--quiet").data
+    assert text["use"] == data["use"] + " --set answer.from=rows", "passages use no heads"
 
 
 @pytest.mark.parametrize(

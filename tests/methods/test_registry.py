@@ -176,7 +176,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
     [
         ("", "registers nothing"),
         ("1 / 0", r"ZeroDivisionError.*some-plugin.py, line 1"),
-        ("def f(:", r"SyntaxError.*some-plugin.py, line 1"),
+        ("def f(:", r"SyntaxError.*some-plugin.py, line 1\): def f\(:"),
         (GOOD + "import sys\nsys.exit(0)\n", "does not run: SystemExit: 0"),
         (GOOD + "class Own(BaseException):\n    pass\nraise Own('o')\n", "does not run: Own: o"),
         (GOOD.replace("none-of-it", "topk"), "already registered by esa_cli"),

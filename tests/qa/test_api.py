@@ -346,6 +346,7 @@ def test_what_is_asked_about_may_be_a_path_a_document_or_a_book(
     gate, boat = files(tmp_path)
     with esa(loaded, library, "answer.from=text") as one:
         book = one.ingest(gate)
+        assert repr(book) == f"Book({gate!r}, tokens={book.tokens}, read=True)"
         want = one.ask(QUESTION, [book])
         alone = Document("gate.txt", TEXT, gate, "utf-8", len(TEXT))
         for asked in (book, (book,), gate, Path(gate), alone, [gate, book], iter([book])):

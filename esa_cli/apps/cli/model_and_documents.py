@@ -18,6 +18,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import InputFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
+from esa_cli.methods.registry import LAID
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
@@ -122,6 +123,11 @@ def open_model(
     stores = ready.choose_storing(library, keep)
     if keep is None and ready.index is not None and not stores:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
+    settings = model_options.settings or ()
+    unused = [one for one in settings if one.partition("=")[0].partition(".")[0] in LAID]
+    if unused and not ready.prefills:
+        why = "have no effect, as answers come from passages; answer.from=rows uses them"
+        reporter.warn(f"esa: the settings {', '.join(unused)} {why}")
     display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(import_if_needed=False),

@@ -188,16 +188,18 @@ class AllowedDocuments:
             yield DocumentGroup(f"folder:{number}:*", folder.name, documents)
 
     def _resolve_file_path(self, file_name: str) -> Path:
-        """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
+        """Returns the resolved path of a file in an allowed folder, named as there or from the
+        current folder, in which agents work. Raises ApiError 403, 404."""
         if not self.allowed_folders:
             ids = [*self._given][:1] + [f"{STORED}ID"] * self.has_stored
             only = f", only documents such as {' or '.join(ids)}" * bool(ids)
             raise ApiError(403, f"requests to this server may not name files{only}", "documents")
         is_inside = False
-        for folder in self.allowed_folders:
+        folders = [(folder, folder) for folder in self.allowed_folders]
+        for folder, base in folders + [(folder, Path()) for folder in self.allowed_folders]:
             # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
-                path = (folder / file_name).resolve()
+                path = (base / file_name).resolve()
                 if path.is_relative_to(folder):
                     is_inside = True
                     if path.is_file():

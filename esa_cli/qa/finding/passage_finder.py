@@ -94,6 +94,9 @@ class Book:
     words: SentenceWords | None = None
     rows: range = range(0)
 
+    def __repr__(self) -> str:  # without the tensors and the text
+        return f"Book({self.document.source!r}, tokens={self.tokens}, read={self.read})"
+
     @property
     def read(self) -> bool:
         """Whether a model has read the document, so that there is a KV cache or a token index."""

@@ -201,7 +201,7 @@ class DocumentIngester(ABC):
         elif isinstance(source, Document):
             document = source
         elif isinstance(source, str | os.PathLike):
-            document = read_document(os.fspath(source))
+            document = read_document(source)
         else:
             wrong = f"a document must be a path or a Document, got {type(source).__name__}"
             hint = "only `ask`, `find_passages` and `collect` take several documents"

@@ -591,11 +591,13 @@ class WordBoundaries:
         return min([speech_end, *cell_ends[cells : cells + 1]])
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by an adjacent sign or unit, and by missing closing brackets. A quotation
-        mark at the end that closes nothing in the span is left out."""
+        """Extends a span by an adjacent sign or unit, by missing closing brackets, and by the first
+        mark of several quotations. A mark at the end that closes nothing is left out."""
         start, last = self._signs.get(start, start), self.text[end - 1]
-        opening = QUOTES.get(last)
-        if opening is not None and opening not in self.text[start : end - 1] and end - start > 1:
+        opening, count = QUOTES.get(last), self.text.count(last, start, end)
+        if opening == last == self.text[start - 1 : start] and count % 2 and count > 1:
+            start -= 1  # `a`, `b`
+        elif opening is not None and opening not in self.text[start : end - 1] and end - start > 1:
             end -= 1
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()

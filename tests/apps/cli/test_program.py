@@ -18,6 +18,7 @@ from engine_process import start
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import (
+    ALIKE,
     GROUPS,
     REPLACED,
     SYNONYMS,
@@ -92,6 +93,24 @@ def test_replaced_options_name_the_present_ones(esa: Esa) -> None:
     for name in (name for name in REPLACED if name[0] == "-"):
         assert name not in known
         fail(esa("ask", "note.md", "Who?", f"{name}=4"), 2, REPLACED[name])
+
+
+@pytest.mark.parametrize("path", [path for path, one in COMMANDS if not hasattr(one, "commands")])
+def test_an_unknown_option_names_those_that_mean_alike_or_are_spelt_alike(
+    esa: Esa, path: tuple[str, ...]
+) -> None:
+    command = dict(COMMANDS)[path]
+    known = {name for parameter in command.params for name in parameter.opts}
+    for group in ALIKE:
+        meant = [name for name in group if name in known]
+        for name in (name for name in group if meant and name not in known):
+            hint = f"did you mean {' or '.join(meant)}?"
+            fail(esa(*path, name, "3"), 2, f"no such option: {name}", hint)
+    if "--quiet" in known:
+        fail(esa(*path, "--quite"), 2, "did you mean --quiet?")
+    unlike = esa(*path, "--hxml")
+    fail(unlike, 2, "no such option: --hxml", f"see `esa {' '.join(path)} --help`")
+    assert "did you mean" not in unlike.err, "dashes make no likeness"
 
 
 def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:

@@ -35,6 +35,24 @@ def test_plan_tells_what_it_takes(esa: Esa, note: str, monkeypatch: pytest.Monke
     assert "to make it fit" in refused.out
 
 
+def test_a_method_is_planned_with_its_kv_cache(esa: Esa, note: str) -> None:
+    plan, text = ("plan", note, *TINY, "--json"), ("--set", "answer.from=text")
+    rows = esa(*plan).data["memory_bytes"]["keys_values"]
+    assert rows > esa(*plan, *text).data["memory_bytes"]["keys_values"] == 0
+    for method in ("full", "infllm", "ntk"):
+        assert esa(*plan, *text, "--method", method).data["memory_bytes"]["keys_values"] == rows
+    fail(esa("plan", note, *TINY, "--method", "infl"), 2, "infllm")
+
+
+def test_settings_of_a_method_that_passages_do_not_use_are_named(esa: Esa, note: str) -> None:
+    words = ["ask", note, "When?", *TINY, "--set", "selector.name=none"]
+    for extra, named in ((["answer.from=text"], 1), (["answer.from=rows"], 0)):
+        result = esa(*words, "--set", *extra)
+        assert result.code == 0
+        assert result.err.count("selector.name=none have no effect") == named
+    assert "no effect" not in esa(*words, "--set", "answer.from=text", "--method", "infllm").err
+
+
 def test_a_window_below_the_preset_s_is_taken(esa: Esa, note: str) -> None:
     """The model's window has 512 tokens."""
     said = "esa: the context is 512 tokens, the window of random:llama, not 4,096\n"

@@ -63,6 +63,12 @@ def test_each_client_has_a_place() -> None:
     assert set(CLIENTS) == set(FILES)
 
 
+@pytest.mark.parametrize("action", ["install", "instal codex", "install emacs", "skill codex"])
+def test_an_incomplete_action_names_what_is_missing(esa: Esa, home: Path, action: str) -> None:
+    said = esa("mcp", *action.split())
+    fail(said, 2, "must be install CLIENT or skill", f"got {action}", *CLIENTS)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_new_file(esa: Esa, home: Path, client: str) -> None:
     (home / "papers").mkdir()

@@ -36,6 +36,23 @@ def ids_of(documents: AllowedDocuments) -> list[str]:
     return [one["id"] for one in make_documents_json(documents)["data"]]
 
 
+def test_a_file_may_be_named_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But no file outside the allowed folders, and a name in an allowed folder comes first."""
+    for name in ("docs/a.txt", "docs/docs/a.txt", "docs/b.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name, "utf-8")
+    documents = AllowedDocuments(FakeAsker(), [], [tmp_path / "docs"])
+    monkeypatch.chdir(tmp_path)
+    found = documents.resolve_documents(["b.txt", "docs/b.txt", "docs/a.txt"])
+    first = str(tmp_path / "docs/b.txt")
+    assert [one.path for one in found] == [first, first, str(tmp_path / "docs/docs/a.txt")]
+    refuse(403, documents.resolve_documents, ["../c.txt"])
+    refuse(404, documents.resolve_documents, ["c.txt"])
+    refuse(404, documents.resolve_documents, ["docs/c.txt"])
+
+
 def test_documents_of_the_request(live: LiveServer, asker: FakeAsker, tmp_path: Path) -> None:
     for _ in range(2):
         live.ask(extra_body={"documents": ["a.txt", "sub/b.txt", "a.txt"]})

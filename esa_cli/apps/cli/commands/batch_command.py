@@ -207,11 +207,13 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
         row["documents"] = names = [names]
 
     # With a misspelt key the question would be asked about the command's documents.
-    is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
+    misspelt = [name for name in row if name.lower() in ("doc", "docs", "document", "file")]
     if not isinstance(text, str) or not text.strip():
         fault = '"question" must be a text that is not empty'
-    elif names is None and (is_misspelt or not has_default_documents):
+        fault += f", got the keys {', '.join(row) or 'none'}" * ("question" not in row)
+    elif names is None and (misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
+        fault += f', got "{misspelt[0]}"' if misspelt else ""
     elif names is not None and not (
         isinstance(names, list)
         and names

@@ -80,7 +80,7 @@ def calibrate(
         print_json({**facts, **study.make_json_data(), "training": training, "written": written})
         return
     _print_recall_table(study)
-    use = _format_options_to_use_compressor(model.load_preset_for_comparison(), chosen, opts.out)
+    use = _format_options_to_use_compressor(model.load_preset(), chosen, opts.out)
     best = f"{study.find_best_method()} is in {opts.out}"
     reporter.show_note(f"{best}; use it with\n  {use}", dim=False)
 
@@ -128,7 +128,7 @@ def _format_options_to_use_compressor(
             for key, value in settings.items():
                 text = value if key == "name" else json.dumps(value)
                 words += ["--set", f"{part}.{key}={text}"]
-    words += ["--set", "answer.from=rows"] * bool(words)
+    words += ["--set", "answer.from=rows"] * (not current_preset.answer.needs_kv_cache)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={compressor_file}"]
     return shlex.join(words)
 
@@ -216,7 +216,8 @@ def _find_retrieval_heads(
         search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)
-    setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"
+    use = ["--set", f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"]
+    use += ["--set", "answer.from=rows"] * (not model.load_preset().answer.needs_kv_cache)
     return search, {
         **files.describe_command_run(),
         "model": preset.model,
@@ -227,7 +228,7 @@ def _find_retrieval_heads(
         **asdict(search),
         "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
         "weak": search.misses_most_needles,
-        "use": None if search.misses_most_needles else shlex.join(["--set", setting]),
+        "use": None if search.misses_most_needles else shlex.join(use),
         "length": length,
         "needles": questions,
         "haystack": hay.name,

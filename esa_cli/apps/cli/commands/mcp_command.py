@@ -50,8 +50,9 @@ def mcp(
     chosen, reader = model.load_preset(), model.choose_reader()
     if action:
         if len(action) != 2 or action[0] != "install" or action[1] not in CLIENTS:
-            wrong = f"`esa mcp` has no action {' '.join(action)}"
-            raise UsageError(wrong, f"use `install` with one of {', '.join(CLIENTS)}, or `skill`")
+            known = f"install CLIENT or skill, got {' '.join(action)}"
+            hint = f"CLIENT is one of {', '.join(CLIENTS)}"
+            raise UsageError(f"the action of `esa mcp` must be {known}", hint)
         install_server_entry(action[1], _list_given_options(context), yes)
         return
     gc.enable()

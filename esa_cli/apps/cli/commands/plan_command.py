@@ -38,6 +38,7 @@ _SIZES = ("total", "available", "limit", "free_disk")
 @options.make_typer_command
 def plan(
     documents: options.Documents,
+    method: options.Method = None,
     *,
     model: options.ModelOptions,
     as_json: options.Json = False,
@@ -52,8 +53,11 @@ def plan(
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
-        chosen = choose_answer_source(model.load_preset(), reporter, import_transformers=False)
-        ready = check_before_loading(chosen, model.choose_device_and_dtype(), reporter)
+        chosen, place = model.load_preset(), model.choose_device_and_dtype()
+        if method is None:
+            chosen = choose_answer_source(chosen, reporter, import_transformers=False)
+        ready = check_before_loading(chosen, place, reporter, method=method, documents=gathered)
+        chosen = ready.resolved.preset
     if ready.index is not None and ready.index.unit == "window":
         counts = [len(list_sentence_words(one.text).cut_windows(WINDOW_WORDS)) for one in gathered]
     else:
