@@ -22,7 +22,8 @@ _KINDS = """
 1 volume band tome tomo том|1 book buch livre libro книга|1 part teil partie parte deel часть 部 卷
 1 period periode periodo|1 epoch epoche epoque epoca|1 narrative
 2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава 章 回|2 letter brief lettre carta
-2 adventure|2 canto gesang chant|2 act akt acte acto|2 appendix anhang annexe apendice anexo
+2 adventure|2 canto gesang chant|2 act akt acte acto|2 lecture vorlesung лекция
+2 lesson lektion lecon leccion lezione урок|2 appendix anhang annexe apendice anexo приложение
 3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節
 3 paragraph paragraphe parrafo §|3 clause klausel clausula ziffer 款
 3 article art artikel articulo articolo статья 条 條
@@ -74,9 +75,13 @@ _CONTENTS = frozenset(re.split(r"[|\n]", _CONTENTS_NAMES.strip()))
 _UNNUMBERED_NAMES = """
 prologue|prolog|prologo|epilogue|epilog|epilogo|foreword|preface|introduction|afterword|conclusion
 vorwort|vorrede|einleitung|nachwort|schluss|avant propos|postface|prefacio|introduccion
+предисловие|введение|заключение|послесловие|пролог|эпилог
+appendix|anhang|annexe|apendice|anexo|приложение|glossary|glossar|glossaire|glosario|глоссарии
+bibliography|references|bibliographie|literatur|literaturverzeichnis|bibliografia|литература
 """
 _UNNUMBERED = frozenset(re.split(r"[|\n]", _UNNUMBERED_NAMES.strip()))
 """The headings, without accents, of parts that books do not number."""
+_NAMES = _UNNUMBERED | _CONTENTS
 _END_OF_BOOK = re.compile(r"\*\*\* ?END OF TH")
 """Matches what follows a book of Project Gutenberg."""
 _PAGE = re.compile(
@@ -137,6 +142,14 @@ def parse_number(word: str) -> str:
     return next((_NUMBERS[one] for one in stems if one in _NUMBERS), "")
 
 
+def parse_number_of(kind: str, word: str) -> str:
+    """Returns the number that a word means after the name of a kind; those of appendices, parts and
+    sections may be letters, as in `Appendix C`."""
+    has_letters = kind in ("appendix", "part", "section")
+    is_letter = has_letters and len(word) == 1 and word.isupper() and word not in "IVX"
+    return word if is_letter else parse_number(word)
+
+
 def parse_heading(line: str) -> tuple[str, str, str] | None:
     """Returns the kind, number and title of a line that begins as headings with a number do; the
     number is `?` if it is a German ordinal that is not known."""
@@ -150,7 +163,7 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
     kind, number, end = KINDS.get(fold(first[0]) or first[0]), parse_number(first[0]), first.end()
     if kind and second and second[0].lower() == "the":  # `Book the First`, not `I. The Period`
         second = WORD.search(line, second.end())
-    if second and kind and (number := parse_number(second[0])):
+    if second and kind and (number := parse_number_of(kind[0], second[0])):
         end = second.end()
     elif second and (other := KINDS.get(fold(second[0]))) and not first[0][0].isdecimal():
         is_ordinal = number or first[0].endswith(("tes", "ter", "te"))
@@ -175,18 +188,23 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
 
     marked = list(_iterate_marked_headings(document.marks))
     found = [one for one in _iterate_heading_lines(document) if one.start < whole]
-    found = [one for one in found if not is_in_contents(one.start)]
+    indexes = [one for one in found if fold(one.title) in _CONTENTS]
+    found = [one for one in found if not is_in_contents(one.start) and one not in indexes]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     named = _nest(named[_count_contents_lines(named) :])
     numbered = [one for one in found if one.number and not one.kind]
-    if len(marked) > 1 or sum(one.level > 1 for one in named) > 2:
+    chapters = [one for one in named if one.level > 1 and one.kind != "appendix"]
+    if len(marked) > 1 or len(chapters) > 2:
         numbered = [one for one in numbered if "." in one.number]
-    chosen = [*_drop_sentences(text, [*_choose_chains(numbered, min_gap), *named]), *marked]
-    if named:  # otherwise words such as "Preface" may be anything
+    chosen = [*_drop_sentences(text, [*_choose_chains(numbered, min_gap), *named])]
+    if chosen:  # otherwise words such as "Preface" may be anything
         words = Counter(fold(one.title) for one in found if not one.number)
         single = [one for one in found if not one.number and words[fold(one.title)] == 1]
-        top = min(one.level for one in named)
+        top = min(one.level for one in chosen)
+        first = min(one.start for one in chosen)  # not the contents page before it
+        single += [one for one in indexes if one.start > first]
         chosen += [one._replace(level=top) for one in single]
+    chosen += marked
     by_start = {one.start: one for one in chosen}
     headings, last = list[Section](), dict[str, int]()
     for _, one in sorted(by_start.items()):
@@ -271,7 +289,7 @@ def _iterate_heading_lines(document: Document) -> Iterator[Section]:
         if not begins or not (before or is_dense or line[0] in "第正"):
             continue
         heading = parse_heading(line)
-        if heading is None and found.start() >= title_end and fold(line) in _UNNUMBERED:
+        if heading is None and found.start() >= title_end and fold(line) in _NAMES:
             heading = "", "", line
         if heading is None:
             continue

@@ -25,6 +25,7 @@ from esa_cli.documents.outline import (
     find_sections,
     fold,
     parse_number,
+    parse_number_of,
 )
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -205,7 +206,7 @@ def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
     words = [word for word in WORD.findall(question) if word != "the"]  # `book the second`
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         if kind := KINDS.get(fold(word) or word):
-            number = parse_number(after) or parse_number(after.upper())
+            number = parse_number_of(kind[0], after) or parse_number(after.upper())
             number = number or re.sub(r"(?<=\d)\D+$", "", parse_number(before))  # the 3rd chapter
             if number := number or "last" * (fold(before) in _LAST):
                 yield kind[0], number

@@ -173,6 +173,24 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
 
 
+def test_unnumbered_parts_and_appendices_around_numbered_chapters() -> None:
+    """The last chapter ends where they begin; the index is not listed."""
+    heads = ["Preface", "1 Boats", "1.1 Nets", "1.2 Lamps", "2 Geese", "3 Rain"]
+    heads += ["Appendix A: Tools", "Appendix B: Maps", "Appendix C: Tides", "Glossary"]
+    pages = [f"{one}\n{prose(n, 2)}".replace("\n\n", "\n") for n, one in enumerate(heads)]
+    index = "Index\n" + "\n".join(f"{word}, {n}" for n, word in enumerate(sorted(WORDS), 2))
+    document = read(pdf([*pages, index]), "course.pdf")
+    found = find_sections(document)
+    assert [one.heading for one in found] == [*heads, "Index"]
+    assert [one.is_contents for one in found] == [False] * len(heads) + [True]
+    assert {one.level for one in found if "." not in one.number} == {2}
+    at = {one.heading: one for one in found}
+    assert at["3 Rain"].end == at["Appendix A: Tools"].start
+    assert at["Glossary"].end == at["Index"].start
+    for words, heading in [("appendix C", heads[8]), ("Anhang B", heads[7]), ("glossary", heads[9])]:
+        assert [one.heading for one in find_named_sections(words, fold(words), found)] == [heading]
+
+
 @pytest.mark.parametrize("in_capitals", [True, False])
 def test_numbered_capitals_are_headings_of_short_sections(in_capitals: bool) -> None:
     names = ["Who may enter", "What to wear", "If the alarm rings"]
