@@ -19,12 +19,16 @@ from esa_cli.documents.document import Document
 from esa_cli.documents.readers.text_builder import Mark
 
 _KINDS = """
-1 volume band tome tomo том|1 book buch livre libro книга|1 part teil partie parte deel часть 部 卷
+1 volume band tome tomo том|1 book buch livre libro книга книги книге книгу
+1 part teil partie parte deel часть части 部 卷
 1 period periode periodo|1 epoch epoche epoque epoca|1 narrative
-2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава 章 回|2 letter brief lettre carta
-2 adventure|2 canto gesang chant|2 act akt acte acto|2 lecture vorlesung лекция
-2 lesson lektion lecon leccion lezione урок|2 appendix anhang annexe apendice anexo приложение
-3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節
+2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава главы главе главу 章 回
+2 letter brief lettre carta
+2 adventure|2 canto gesang chant|2 act akt acte acto
+2 lecture vorlesung лекция лекции лекцию
+2 lesson lektion lecon leccion lezione урок урока уроке
+2 appendix anhang annexe apendice anexo приложение
+3 scene szene escena|3 section abschnitt seccion sezione раздел раздела разделе 节 節
 3 paragraph paragraphe parrafo §|3 clause klausel clausula ziffer 款
 3 article art artikel articulo articolo статья 条 條
 """
@@ -35,20 +39,30 @@ KINDS = {
 }
 """Word before a number in headings, without accents -> its English name, and its level."""
 _NUMBER_WORDS = """
-one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen \
+seventeen eighteen nineteen
 first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth
 erst zweit dritt viert funft sechst siebt acht neunt zehnt elft zwolft dreizehnt vierzehnt
 premier deuxieme troisieme quatrieme cinquieme sixieme septieme huitieme neuvieme dixieme onzieme
 primer segund tercer cuart quint sext septim octav noven decim
 premiere seconde
+перв втор треть четверт пят шест седьм восьм девят десят
 """
 _LISTS = map(str.split, _NUMBER_WORDS.strip().split("\n"))
 _NUMBERS = {word: str(number) for words in _LISTS for number, word in enumerate(words, 1)}
+_TENS = enumerate(["twent", "thirt", "fort", "fift", "sixt", "sevent", "eight", "ninet"], 2)
+_NUMBERS |= {f"{stem}{end}": f"{tens}0" for tens, stem in _TENS for end in ("y", "ieth")}
 _ROMAN = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _VALUES = dict(zip("IVXLCDM十百千", (1, 5, 10, 50, 100, 500, 1000, 10, 100, 1000), strict=True))
 _VALUES |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0}
 CHINESE = re.compile(r"(?:正文 ?)?第([\d〇零一二三四五六七八九十百千]{1,7})([章回节節条條款卷部])")
-WORD = re.compile(r"§|[^\W_]+(?:[.-]\d+)*")
+WORD = re.compile(
+    r"§|(?i:(?:twen|thir|for|fif|six|seven|eigh|nine)ty[ -]"
+    r"(?:one|two|three|four|five|six|seven|eight|nine"
+    r"|first|second|third|(?:four|fif|six|seven|eigh|nin)th)\b)"
+    r"|[^\W_]+(?:[.-]\d+)*"
+)
+"""Matches a word, a number such as `4.15`, or one in two words such as `twenty-three`."""
 _SEPARATORS = " \t\u3000.:)—–-、："
 _LINE = re.compile(r"[^\n]+")
 _BLANK_NEXT = re.compile(r"[ \t\r]*(?:\n[ \t\r]*(?:\n|$)|$)")
@@ -122,8 +136,8 @@ def fold(text: str) -> str:
     return _NOT_WORD.sub(" ", text.casefold()).strip()
 
 
-def parse_number(word: str) -> str:
-    """Returns the number that a word means, such as `3` for `III`, `third` or `三`, or ""."""
+def parse_numeral(word: str) -> str:
+    """Returns the number that digits, Roman or Chinese numerals mean, or ""."""
     if word[:1].isdecimal():
         return re.sub(r"\d{1,9}", lambda digits: str(int(digits[0])), word)
     if word and _ROMAN.fullmatch(word):
@@ -137,8 +151,17 @@ def parse_number(word: str) -> str:
             else:
                 digit = _VALUES[letter]
         return str(total + digit)
-    folded = fold(word)  # of ordinals without their endings
-    stems = folded, folded[:-1], folded[:-2]
+    return ""
+
+
+def parse_number(word: str) -> str:
+    """Returns the number that a word means, such as `3` for `III`, `third` or `三`, or ""."""
+    if numeral := parse_numeral(word):
+        return numeral
+    tens, _, folded = fold(word).rpartition(" ")  # `twenty-third`
+    if tens in _NUMBERS and folded in _NUMBERS:
+        return str(int(_NUMBERS[tens]) + int(_NUMBERS[folded]))
+    stems = folded, folded[:-1], folded[:-2]  # of ordinals without their endings
     return next((_NUMBERS[one] for one in stems if one in _NUMBERS), "")
 
 
@@ -168,7 +191,7 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
     elif second and (other := KINDS.get(fold(second[0]))) and not first[0][0].isdecimal():
         is_ordinal = number or first[0].endswith(("tes", "ter", "te"))
         kind, number, end = (other, number or "?", second.end()) if is_ordinal else (kind, "", end)
-    if not number or (not kind and fold(first[0]) in _NUMBERS):
+    if not number or not (kind or parse_numeral(first[0])):
         return None
     title = line[end:].lstrip(_SEPARATORS)
     gap = line[end : len(line) - len(title)]

@@ -187,7 +187,11 @@ def test_unnumbered_parts_and_appendices_around_numbered_chapters() -> None:
     at = {one.heading: one for one in found}
     assert at["3 Rain"].end == at["Appendix A: Tools"].start
     assert at["Glossary"].end == at["Index"].start
-    for words, heading in [("appendix C", heads[8]), ("Anhang B", heads[7]), ("glossary", heads[9])]:
+    for words, heading in [
+        ("appendix C", heads[8]),
+        ("Anhang B", heads[7]),
+        ("glossary", heads[9]),
+    ]:
         assert [one.heading for one in find_named_sections(words, fold(words), found)] == [heading]
 
 
@@ -332,8 +336,18 @@ def test_numbers() -> None:
         chinese = (digits[tens] if tens > 1 else "") + "十" * (tens > 0) + digits[ones] * (ones > 0)
         for word in (roman, chinese, f"{number:03}"):
             assert parse_number(word) == str(number), word
+        ones = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"][ones]
+        if tens > 1:
+            english = " ".join(["", "", "TWENTY", "thirty"][tens : tens + 1] + [ones] * bool(ones))
+            assert parse_number(english) == parse_number(english.replace(" ", "-")) == str(number)
+            heading = parse_heading(f"Chapter {english.replace(' ', '-')}: The Gate")
+            assert heading == ("chapter", str(number), "The Gate")
     words = {"third": "3", "Zwölfter": "12", "première": "1", "tercera": "3", "4.15": "4.15"}
+    words |= {"twenty-third": "23", "thirtieth": "30", "nineteen": "19", "третья": "3"}
     assert {word: parse_number(word) for word in words} == words
     assert [parse_number(word) for word in ("IIII", "did", "", "Ahab")] == [""] * 4
+    lines = ["Twenty-two men came.", "Erster Schnee", "Первый снег"]  # no kind of heading
+    assert [parse_heading(line) for line in lines] == [None] * 3
+    assert parse_heading("Глава первая. Дом") == ("chapter", "1", "Дом")
     heads = {"EPOCH THE SECOND.": ("epoch", "2", ""), "I. The Period": ("", "1", "The Period")}
     assert {line: parse_heading(line) for line in heads} == heads
