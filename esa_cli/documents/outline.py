@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document, TextLocation
 from esa_cli.documents.readers.text_builder import Mark
 
 _KINDS = """
@@ -247,6 +247,17 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
         out.append(one._replace(end=end, is_contents=is_contents))
         later.append(one)
     return out[::-1]
+
+
+def find_place(document: Document, offset: int) -> TextLocation:
+    """Returns where the character at `offset` is, with the heading of the innermost section as its
+    chapter if the document's reader has marked none."""
+    place = document.place(offset)
+    if place.chapter is not None:
+        return place
+    around = (one for one in find_sections(document) if one.start <= offset < one.end)
+    headings = [one.heading for one in around if not one.is_contents]
+    return place._replace(chapter=headings[-1] if headings else None)
 
 
 def _count_contents_lines(named: Sequence[Section]) -> int:

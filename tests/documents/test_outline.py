@@ -13,6 +13,7 @@ from esa_cli.documents import readers
 from esa_cli.documents.document import Document
 from esa_cli.documents.outline import (
     find_contents,
+    find_place,
     find_sections,
     fold,
     parse_heading,
@@ -230,6 +231,20 @@ def test_marks_of_readers_are_chapters() -> None:
     assert (start, end) == (0, document.text.index(TITLES[-1]) + len(TITLES[-1]))
     bookmarked = read(pdf([prose(1, 1), prose(2, 1)], [("The Gate", 0), ("Old Debts", 1)]), "b.pdf")
     assert [one.title for one in find_sections(bookmarked)] == ["The Gate", "Old Debts"]
+
+
+def test_a_place_names_the_innermost_heading_or_the_chapter_that_the_reader_marked() -> None:
+    text = f"THE BOOK\n\nBOOK ONE\n\n{book(FORMS['english'][0], TITLES)}"
+    document, marked = read(text), read(f"# Boats\n\n{text}", "a.md")
+    heads = [text.rindex(FORMS["english"][0](n, title)) for n, title in enumerate(TITLES, 1)]
+    for number, (start, end) in enumerate(zip(heads, [*heads[1:], len(text)], strict=True), 1):
+        for at in (start, (start + end) // 2, end - 1):
+            place = find_place(document, at)
+            assert place.chapter == FORMS["english"][0](number, TITLES[number - 1])
+            assert place._replace(chapter=None) == document.place(at)
+            assert find_place(marked, at + 9).chapter == "Boats"
+    assert find_place(document, 0).chapter is None
+    assert find_place(document, text.index("by Nobody")).chapter.startswith("BOOK ONE")
 
 
 HEADS = [(1, "Boats"), (2, "Grey"), (3, "4.2 Nets"), (3, "Geese"), (2, "Slow"), (1, "Rain")]
