@@ -351,9 +351,9 @@ def test_numbers() -> None:
         chinese = (digits[tens] if tens > 1 else "") + "十" * (tens > 0) + digits[ones] * (ones > 0)
         for word in (roman, chinese, f"{number:03}"):
             assert parse_number(word) == str(number), word
-        ones = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"][ones]
+        word = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"][ones]
         if tens > 1:
-            english = " ".join(["", "", "TWENTY", "thirty"][tens : tens + 1] + [ones] * bool(ones))
+            english = " ".join([["TWENTY", "thirty"][tens - 2], *([word] if word else [])])
             assert parse_number(english) == parse_number(english.replace(" ", "-")) == str(number)
             heading = parse_heading(f"Chapter {english.replace(' ', '-')}: The Gate")
             assert heading == ("chapter", str(number), "The Gate")
