@@ -15,15 +15,20 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document, TextLocation
 from esa_cli.documents.readers.text_builder import Mark
 
 _KINDS = """
-1 volume band tome tomo том|1 book buch livre libro книга|1 part teil partie parte deel часть 部 卷
+1 volume band tome tomo том|1 book buch livre libro книга книги книге книгу
+1 part teil partie parte deel часть части 部 卷
 1 period periode periodo|1 epoch epoche epoque epoca|1 narrative
-2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава 章 回|2 letter brief lettre carta
-2 adventure|2 canto gesang chant|2 act akt acte acto|2 appendix anhang annexe apendice anexo
-3 scene szene escena|3 section abschnitt seccion sezione раздел 节 節
+2 chapter kapitel chapitre capitulo capitolo hoofdstuk глава главы главе главу 章 回
+2 letter brief lettre carta
+2 adventure|2 canto gesang chant|2 act akt acte acto
+2 lecture vorlesung лекция лекции лекцию
+2 lesson lektion lecon leccion lezione урок урока уроке
+2 appendix anhang annexe apendice anexo приложение
+3 scene szene escena|3 section abschnitt seccion sezione раздел раздела разделе 节 節
 3 paragraph paragraphe parrafo §|3 clause klausel clausula ziffer 款
 3 article art artikel articulo articolo статья 条 條
 """
@@ -34,20 +39,30 @@ KINDS = {
 }
 """Word before a number in headings, without accents -> its English name, and its level."""
 _NUMBER_WORDS = """
-one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen \
+seventeen eighteen nineteen
 first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth
 erst zweit dritt viert funft sechst siebt acht neunt zehnt elft zwolft dreizehnt vierzehnt
 premier deuxieme troisieme quatrieme cinquieme sixieme septieme huitieme neuvieme dixieme onzieme
 primer segund tercer cuart quint sext septim octav noven decim
 premiere seconde
+перв втор треть четверт пят шест седьм восьм девят десят
 """
 _LISTS = map(str.split, _NUMBER_WORDS.strip().split("\n"))
 _NUMBERS = {word: str(number) for words in _LISTS for number, word in enumerate(words, 1)}
+_TENS = enumerate(["twent", "thirt", "fort", "fift", "sixt", "sevent", "eight", "ninet"], 2)
+_NUMBERS |= {f"{stem}{end}": f"{tens}0" for tens, stem in _TENS for end in ("y", "ieth")}
 _ROMAN = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _VALUES = dict(zip("IVXLCDM十百千", (1, 5, 10, 50, 100, 500, 1000, 10, 100, 1000), strict=True))
 _VALUES |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0}
 CHINESE = re.compile(r"(?:正文 ?)?第([\d〇零一二三四五六七八九十百千]{1,7})([章回节節条條款卷部])")
-WORD = re.compile(r"§|[^\W_]+(?:[.-]\d+)*")
+WORD = re.compile(
+    r"§|(?i:(?:twen|thir|for|fif|six|seven|eigh|nine)ty[ -]"
+    r"(?:one|two|three|four|five|six|seven|eight|nine"
+    r"|first|second|third|(?:four|fif|six|seven|eigh|nin)th)\b)"
+    r"|[^\W_]+(?:[.-]\d+)*"
+)
+"""Matches a word, a number such as `4.15`, or one in two words such as `twenty-three`."""
 _SEPARATORS = " \t\u3000.:)—–-、："
 _LINE = re.compile(r"[^\n]+")
 _BLANK_NEXT = re.compile(r"[ \t\r]*(?:\n[ \t\r]*(?:\n|$)|$)")
@@ -74,9 +89,13 @@ _CONTENTS = frozenset(re.split(r"[|\n]", _CONTENTS_NAMES.strip()))
 _UNNUMBERED_NAMES = """
 prologue|prolog|prologo|epilogue|epilog|epilogo|foreword|preface|introduction|afterword|conclusion
 vorwort|vorrede|einleitung|nachwort|schluss|avant propos|postface|prefacio|introduccion
+предисловие|введение|заключение|послесловие|пролог|эпилог
+appendix|anhang|annexe|apendice|anexo|приложение|glossary|glossar|glossaire|glosario|глоссарии
+bibliography|references|bibliographie|literatur|literaturverzeichnis|bibliografia|литература
 """
 _UNNUMBERED = frozenset(re.split(r"[|\n]", _UNNUMBERED_NAMES.strip()))
 """The headings, without accents, of parts that books do not number."""
+_NAMES = _UNNUMBERED | _CONTENTS
 _END_OF_BOOK = re.compile(r"\*\*\* ?END OF TH")
 """Matches what follows a book of Project Gutenberg."""
 _PAGE = re.compile(
@@ -117,8 +136,8 @@ def fold(text: str) -> str:
     return _NOT_WORD.sub(" ", text.casefold()).strip()
 
 
-def parse_number(word: str) -> str:
-    """Returns the number that a word means, such as `3` for `III`, `third` or `三`, or ""."""
+def parse_numeral(word: str) -> str:
+    """Returns the number that digits, Roman or Chinese numerals mean, or ""."""
     if word[:1].isdecimal():
         return re.sub(r"\d{1,9}", lambda digits: str(int(digits[0])), word)
     if word and _ROMAN.fullmatch(word):
@@ -132,9 +151,26 @@ def parse_number(word: str) -> str:
             else:
                 digit = _VALUES[letter]
         return str(total + digit)
-    folded = fold(word)  # of ordinals without their endings
-    stems = folded, folded[:-1], folded[:-2]
+    return ""
+
+
+def parse_number(word: str) -> str:
+    """Returns the number that a word means, such as `3` for `III`, `third` or `三`, or ""."""
+    if numeral := parse_numeral(word):
+        return numeral
+    tens, _, folded = fold(word).rpartition(" ")  # `twenty-third`
+    if tens in _NUMBERS and folded in _NUMBERS:
+        return str(int(_NUMBERS[tens]) + int(_NUMBERS[folded]))
+    stems = folded, folded[:-1], folded[:-2]  # of ordinals without their endings
     return next((_NUMBERS[one] for one in stems if one in _NUMBERS), "")
+
+
+def parse_number_of(kind: str, word: str) -> str:
+    """Returns the number that a word means after the name of a kind; those of appendices, parts and
+    sections may be letters, as in `Appendix C`."""
+    has_letters = kind in ("appendix", "part", "section")
+    is_letter = has_letters and len(word) == 1 and word.isupper() and word not in "IVX"
+    return word if is_letter else parse_number(word)
 
 
 def parse_heading(line: str) -> tuple[str, str, str] | None:
@@ -150,12 +186,12 @@ def parse_heading(line: str) -> tuple[str, str, str] | None:
     kind, number, end = KINDS.get(fold(first[0]) or first[0]), parse_number(first[0]), first.end()
     if kind and second and second[0].lower() == "the":  # `Book the First`, not `I. The Period`
         second = WORD.search(line, second.end())
-    if second and kind and (number := parse_number(second[0])):
+    if second and kind and (number := parse_number_of(kind[0], second[0])):
         end = second.end()
     elif second and (other := KINDS.get(fold(second[0]))) and not first[0][0].isdecimal():
         is_ordinal = number or first[0].endswith(("tes", "ter", "te"))
         kind, number, end = (other, number or "?", second.end()) if is_ordinal else (kind, "", end)
-    if not number or (not kind and fold(first[0]) in _NUMBERS):
+    if not number or not (kind or parse_numeral(first[0])):
         return None
     title = line[end:].lstrip(_SEPARATORS)
     gap = line[end : len(line) - len(title)]
@@ -175,18 +211,23 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
 
     marked = list(_iterate_marked_headings(document.marks))
     found = [one for one in _iterate_heading_lines(document) if one.start < whole]
-    found = [one for one in found if not is_in_contents(one.start)]
+    indexes = [one for one in found if fold(one.title) in _CONTENTS]
+    found = [one for one in found if not is_in_contents(one.start) and one not in indexes]
     named = [one for one in found if one.kind] if len(marked) < 2 else []
     named = _nest(named[_count_contents_lines(named) :])
     numbered = [one for one in found if one.number and not one.kind]
-    if len(marked) > 1 or sum(one.level > 1 for one in named) > 2:
+    chapters = [one for one in named if one.level > 1 and one.kind != "appendix"]
+    if len(marked) > 1 or len(chapters) > 2:
         numbered = [one for one in numbered if "." in one.number]
-    chosen = [*_drop_sentences(text, [*_choose_chains(numbered, min_gap), *named]), *marked]
-    if named:  # otherwise words such as "Preface" may be anything
+    chosen = [*_drop_sentences(text, [*_choose_chains(numbered, min_gap), *named])]
+    if chosen:  # otherwise words such as "Preface" may be anything
         words = Counter(fold(one.title) for one in found if not one.number)
         single = [one for one in found if not one.number and words[fold(one.title)] == 1]
-        top = min(one.level for one in named)
+        top = min(one.level for one in chosen)
+        first = min(one.start for one in chosen)  # not the contents page before it
+        single += [one for one in indexes if one.start > first]
         chosen += [one._replace(level=top) for one in single]
+    chosen += marked
     by_start = {one.start: one for one in chosen}
     headings, last = list[Section](), dict[str, int]()
     for _, one in sorted(by_start.items()):
@@ -206,6 +247,17 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
         out.append(one._replace(end=end, is_contents=is_contents))
         later.append(one)
     return out[::-1]
+
+
+def find_place(document: Document, offset: int) -> TextLocation:
+    """Returns where the character at `offset` is, with the heading of the innermost section as its
+    chapter if the document's reader has marked none."""
+    place = document.place(offset)
+    if place.chapter is not None:
+        return place
+    around = (one for one in find_sections(document) if one.start <= offset < one.end)
+    headings = [one.heading for one in around if not one.is_contents]
+    return place._replace(chapter=headings[-1] if headings else None)
 
 
 def _count_contents_lines(named: Sequence[Section]) -> int:
@@ -271,7 +323,7 @@ def _iterate_heading_lines(document: Document) -> Iterator[Section]:
         if not begins or not (before or is_dense or line[0] in "第正"):
             continue
         heading = parse_heading(line)
-        if heading is None and found.start() >= title_end and fold(line) in _UNNUMBERED:
+        if heading is None and found.start() >= title_end and fold(line) in _NAMES:
             heading = "", "", line
         if heading is None:
             continue

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
 from esa_cli.documents.document import Document, read_document, read_documents
-from esa_cli.documents.outline import Section, find_sections
+from esa_cli.documents.outline import Section, find_place, find_sections
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.answering.question_parts import join_replies, split_question
 from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
@@ -324,7 +324,7 @@ class Esa(AbstractContextManager["Esa"]):
         passages, weights = compute_passage_weights(reply.evidence, books)
         if (quoted := reply.quotation) is not None:
             by_name = {book.document.name: book.document for book in books}
-            place = by_name[quoted.document].place(quoted.start)._asdict()
+            place = find_place(by_name[quoted.document], quoted.start)._asdict()
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
         self._last = books, weights
         reply = replace(

@@ -25,6 +25,7 @@ from esa_cli.documents.outline import (
     find_sections,
     fold,
     parse_number,
+    parse_number_of,
 )
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -36,20 +37,30 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import digest_text
 
 _REQUEST = re.compile(
-    r"(?:please |(?:can|could) you (?:please )?)?(?:"
-    r"(?P<says>what (?:does|do) (?=.* (?:say|state|contain|cover)$)|was sagt |was steht in |"
-    r"que dit |que dice )|(?P<explain>describe |explain |tell me about )|"
-    r"summari[sz]e |outline |what (?:happens|happened|is said|i?s|stands) in |"
+    r"(?:please |bitte "
+    r"|(?:(?:can|could) you|kannst du|konnen sie|peux tu|pouvez vous|puedes) )*(?:"
+    r"(?P<says>what (?:does|do) (?=.* (?:say|state|contain|cover)$)|was sagt |was steht i[nm] |"
+    r"que dit |que dice |что (?:сказано|написано) в )|"
+    r"(?P<explain>describe |explain |tell me about |расскажи(?:те)? об? )|"
+    r"(?:summari[sz]e|outline|recap|tl dr) |which topics (?:does|do) (?=.* cover$)|"
+    r"what (?:happens|happened|is said|is covered|i?s|stands) in |"
     r"(?:give|write)(?: me)? (?:an? |the )?(?:\w+ )?(?:summary|outline|overview|account) of |"
-    r"what (?:is|are) (?=.* about$)|fasse? |was (?:passiert|geschieht) in |worum geht es in |"
-    r"resume[rz]? |que se passe t il dans |de quoi (?:parle|traite) |"
-    r"resum[ae]n? |que (?:pasa|ocurre|sucede) en |de que trata )"
-    r"(?:(?:the|der|die|das|den|dem|le|la|l|el|los) )?(?P<object>.*)"
+    r"(?:give me |what are )?(?:the )?(?:main|key) points of |what (?:is|are) (?=.* about$)|"
+    r"fasse? |(?=.* zusammenfassen$)|was (?:passiert|geschieht) i[nm] |worum geht es i[nm] |"
+    r"wovon handelt |(?:gib mir )?(?:eine )?(?:kurze )?zusammenfassung (?:von |des |der )|"
+    r"was ist der inhalt (?:von |des |der )|"
+    r"resume[rz]? |(?:que|qu est ce qui) se passe (?:t il )?(?:dans |a[ux]? )|"
+    r"(?:fais|faites)(?: moi)? un (?:court )?resume |de quoi (?:parle|traite) |"
+    r"resum[aei][nr]? |que (?:pasa|ocurre|sucede) en |de que trata |"
+    r"haz(?:me)? un (?:breve )?resumen |"
+    r"о чем (?:(?:говорится|рассказывается|идет речь) в )?|что (?:происходит|говорится) в |"
+    r"(?:кратко )?(?:перескажи|изложи)(?:те)? (?:кратко )?|(?:краткое )?содержание )"
+    r"(?:(?:the|der|die|das|den|dem|le|la|l|el|los|du|de la|del?) )?(?P<object>.*)"
 )
 """Matches a folded request for the contents of something."""
 _CHINESE_REQUEST = re.compile("总结|總結|概括|概述|[讲講说說写寫]了?什[么麼]|内容|內容")
 _AFTER_OBJECT = re.compile(
-    r" (?:say|tell us|state|contain|cover|about|zusammen|please|briefly"
+    r" (?:say|tell us|state|contain|cover|about|zusammen(?:fassen)?|please|briefly"
     r"|in (?:\w+ ){1,3}(?:sentences?|words?|lines?|paragraphs?)"
     r"|(?:of|in) (?:the|this) (?:book|document|text|file|novel|report))$"
 )
@@ -58,9 +69,12 @@ _LENGTH = re.compile(r"\bin (?:an?|one|two|three|four|five|\d+) (?:\w+ )?paragra
 _ARTICLE = re.compile("^(?:the|an?|der|die|das|le|la|l|el) ")
 _ABOUT = re.compile("(?:about|on|concerning|uber|zu[mr]?|sur|concernant|sobre|acerca del?) ")
 """Matches the word between `section` and words of its title in a folded request."""
+_CALLED = re.compile("^(?:called|named|entitled|titled|intitule|titulado|llamado) ")
 _WHOLE = re.compile(
     "(?:(?:this|whole|entire|dieses|ganzen?|todo) )*"
-    "(?:book|document|text|file|novel|report|paper|buch|dokument|livre|libro|documento)"
+    "(?:this|book|document|text|file|novel|report|paper|article|essay|thesis|script|contract"
+    "|buch|dokument|arbeit|artikel|vertrag|livre|texte|roman|nouvelle|libro|documento|texto|novela"
+    "|книг[аеиу]|текст|документ)"
 )
 _LINES = re.compile(
     r"^ *([-*+|>]|#+ |\d+[.)]|[A-Za-z][\w-]*: (?=.*\n(\n|[\w-]+: ))) *\S", re.MULTILINE
@@ -68,7 +82,10 @@ _LINES = re.compile(
 """Matches lines that stay lines: of lists, tables, quoted mails, headings, and as `To: Bob`."""
 _BULLET = re.compile(r"^(?:[-*+]|\d{1,3}[.)]) +")
 """Matches what the first sentence of an item of a list begins with."""
-_LAST = {"last", "final", "letzte", "letztes", "letzten", "dernier", "derniere", "ultimo"}
+_LAST_WORDS = """
+last final letzte letztes letzten dernier derniere ultimo ultima последняя последнеи последнюю
+"""
+_LAST = frozenset(_LAST_WORDS.split())
 _LINK_WORDS = "of in from the and der die das des du de la le el"
 _LINKS = frozenset(_LINK_WORDS.split())
 _LEVELS = dict(KINDS.values())
@@ -158,7 +175,10 @@ def find_named_sections(
         titles = [({*fold(one.title).split()} - _LINKS, one) for one in sections]
         exact = [one for words, one in titles if words == about]
         return exact or [one for words, one in titles if words > about]
-    title = _ARTICLE.sub("", title if named else wanted)
+    if wanted in KINDS:  # "the appendix", where there is one
+        of_kind = [one for one in sections if one.kind == KINDS[wanted][0]]
+        return of_kind if len(of_kind) == 1 else []
+    title = _ARTICLE.sub("", _CALLED.sub("", title) if named else wanted)
     return [
         one
         for one in sections
@@ -205,7 +225,7 @@ def _iterate_references(question: str) -> Iterator[tuple[str, str]]:
     words = [word for word in WORD.findall(question) if word != "the"]  # `book the second`
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         if kind := KINDS.get(fold(word) or word):
-            number = parse_number(after) or parse_number(after.upper())
+            number = parse_number_of(kind[0], after) or parse_number(after.upper())
             number = number or re.sub(r"(?<=\d)\D+$", "", parse_number(before))  # the 3rd chapter
             if number := number or "last" * (fold(before) in _LAST):
                 yield kind[0], number

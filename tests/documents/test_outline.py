@@ -13,6 +13,7 @@ from esa_cli.documents import readers
 from esa_cli.documents.document import Document
 from esa_cli.documents.outline import (
     find_contents,
+    find_place,
     find_sections,
     fold,
     parse_heading,
@@ -173,6 +174,28 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
 
 
+def test_unnumbered_parts_and_appendices_around_numbered_chapters() -> None:
+    """The last chapter ends where they begin; the index is not listed."""
+    heads = ["Preface", "1 Boats", "1.1 Nets", "1.2 Lamps", "2 Geese", "3 Rain"]
+    heads += ["Appendix A: Tools", "Appendix B: Maps", "Appendix C: Tides", "Glossary"]
+    pages = [f"{one}\n{prose(n, 2)}".replace("\n\n", "\n") for n, one in enumerate(heads)]
+    index = "Index\n" + "\n".join(f"{word}, {n}" for n, word in enumerate(sorted(WORDS), 2))
+    document = read(pdf([*pages, index]), "course.pdf")
+    found = find_sections(document)
+    assert [one.heading for one in found] == [*heads, "Index"]
+    assert [one.is_contents for one in found] == [False] * len(heads) + [True]
+    assert {one.level for one in found if "." not in one.number} == {2}
+    at = {one.heading: one for one in found}
+    assert at["3 Rain"].end == at["Appendix A: Tools"].start
+    assert at["Glossary"].end == at["Index"].start
+    for words, heading in [
+        ("appendix C", heads[8]),
+        ("Anhang B", heads[7]),
+        ("glossary", heads[9]),
+    ]:
+        assert [one.heading for one in find_named_sections(words, fold(words), found)] == [heading]
+
+
 @pytest.mark.parametrize("in_capitals", [True, False])
 def test_numbered_capitals_are_headings_of_short_sections(in_capitals: bool) -> None:
     names = ["Who may enter", "What to wear", "If the alarm rings"]
@@ -208,6 +231,20 @@ def test_marks_of_readers_are_chapters() -> None:
     assert (start, end) == (0, document.text.index(TITLES[-1]) + len(TITLES[-1]))
     bookmarked = read(pdf([prose(1, 1), prose(2, 1)], [("The Gate", 0), ("Old Debts", 1)]), "b.pdf")
     assert [one.title for one in find_sections(bookmarked)] == ["The Gate", "Old Debts"]
+
+
+def test_a_place_names_the_innermost_heading_or_the_chapter_that_the_reader_marked() -> None:
+    text = f"THE BOOK\n\nBOOK ONE\n\n{book(FORMS['english'][0], TITLES)}"
+    document, marked = read(text), read(f"# Boats\n\n{text}", "a.md")
+    heads = [text.rindex(FORMS["english"][0](n, title)) for n, title in enumerate(TITLES, 1)]
+    for number, (start, end) in enumerate(zip(heads, [*heads[1:], len(text)], strict=True), 1):
+        for at in (start, (start + end) // 2, end - 1):
+            place = find_place(document, at)
+            assert place.chapter == FORMS["english"][0](number, TITLES[number - 1])
+            assert place._replace(chapter=None) == document.place(at)
+            assert find_place(marked, at + 9).chapter == "Boats"
+    assert find_place(document, 0).chapter is None
+    assert find_place(document, text.index("by Nobody")).chapter.startswith("BOOK ONE")
 
 
 HEADS = [(1, "Boats"), (2, "Grey"), (3, "4.2 Nets"), (3, "Geese"), (2, "Slow"), (1, "Rain")]
@@ -314,8 +351,18 @@ def test_numbers() -> None:
         chinese = (digits[tens] if tens > 1 else "") + "十" * (tens > 0) + digits[ones] * (ones > 0)
         for word in (roman, chinese, f"{number:03}"):
             assert parse_number(word) == str(number), word
+        word = ["", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"][ones]
+        if tens > 1:
+            english = " ".join([["TWENTY", "thirty"][tens - 2], *([word] if word else [])])
+            assert parse_number(english) == parse_number(english.replace(" ", "-")) == str(number)
+            heading = parse_heading(f"Chapter {english.replace(' ', '-')}: The Gate")
+            assert heading == ("chapter", str(number), "The Gate")
     words = {"third": "3", "Zwölfter": "12", "première": "1", "tercera": "3", "4.15": "4.15"}
+    words |= {"twenty-third": "23", "thirtieth": "30", "nineteen": "19", "третья": "3"}
     assert {word: parse_number(word) for word in words} == words
     assert [parse_number(word) for word in ("IIII", "did", "", "Ahab")] == [""] * 4
+    lines = ["Twenty-two men came.", "Erster Schnee", "Первый снег"]  # no kind of heading
+    assert [parse_heading(line) for line in lines] == [None] * 3
+    assert parse_heading("Глава первая. Дом") == ("chapter", "1", "Дом")
     heads = {"EPOCH THE SECOND.": ("epoch", "2", ""), "I. The Period": ("", "1", "The Period")}
     assert {line: parse_heading(line) for line in heads} == heads

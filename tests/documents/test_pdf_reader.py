@@ -94,6 +94,14 @@ def test_running_heads_are_left_out_but_for_the_first_and_feet_but_for_the_last(
     assert remove_running_heads(["5"] * 12) == ["5"] * 12
 
 
+def test_heads_of_several_lines_and_heads_that_a_browser_writes_next_to_the_foot() -> None:
+    facts = [f"Net {net}\nlies on\nboat {n * n + 70}" for n, net in enumerate("abcdefghi")]
+    beside = [f"{fact}\nRules of Ennick\n{n}" for n, fact in enumerate(facts, 1)]
+    assert remove_running_heads(beside) == [*facts[:-1], f"{facts[-1]}\nRules of Ennick"]
+    above = [f"{n} of 9\nEnnick\nRules of the port\n{fact}" for n, fact in enumerate(facts, 1)]
+    assert remove_running_heads(above) == [above[0], *facts[1:]]
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_short_pdfs_lose_lines_that_are_surely_page_numbers_alone(count: int) -> None:
     facts = [f"Lamp {n}\nstands in\nhall {n * n + 5}" for n in range(count)]

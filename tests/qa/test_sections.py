@@ -74,6 +74,19 @@ def document(text: str = TEXT, name: str = "lamps.txt") -> Document:
         ("Que se passe-t-il dans le chapitre 2 ?", "CHAPTER II."),
         ("¿Qué pasa en el capítulo II?", "CHAPTER II."),
         ("第二章讲了什么？", "CHAPTER II."),
+        ("Worum geht es im zweiten Kapitel?", "CHAPTER II."),
+        ("Kannst du Kapitel 2 bitte zusammenfassen?", "CHAPTER II."),
+        ("Zusammenfassung von Kapitel 2", "CHAPTER II."),
+        ("Que se passe-t-il au deuxième chapitre ?", "CHAPTER II."),
+        ("Peux-tu résumer le chapitre 2 ?", "CHAPTER II."),
+        ("Haz un resumen del segundo capítulo", "CHAPTER II."),
+        ("О чём говорится во второй главе?", "CHAPTER II."),
+        ("Перескажи главу 2", "CHAPTER II."),
+        ("Recap chapter 2", "CHAPTER II."),
+        ("What are the main points of chapter 2?", "CHAPTER II."),
+        ("Summarise the chapter called Ahab", "CHAPTER II."),
+        ("Résume le texte", "CONTENTS"),
+        ("Summarise this", "CONTENTS"),
         ("Summarise the book", "CONTENTS"),
         ("Summarise lamps", "CONTENTS"),
     ],
@@ -89,11 +102,22 @@ def test_which_section_is_asked_for(question: str, beginning: str) -> None:
         "Describe Ahab", "Explain the grey boat", "What does the keeper say?", "Who is Ishmael?",
         "Summarise chapter 9", "What does the keeper find in chapter 3?", "Summarise the keeper",
         "What does chapter 3 say about lamps?", "Explain what the keeper does in chapter 3",
-        "Summarise the chapter about the black boat",
+        "Summarise the chapter about the black boat", "О чём мечтал Ишмаэль?",
+        "Was steht im Tagebuch des Wärters?", "Can you find the second lamp?",
     ],
 )  # fmt: skip
 def test_other_questions_are_searched(question: str) -> None:
     assert find_asked_section(question, [document()]) is None
+
+
+def test_a_kind_of_section_without_a_number_is_the_only_one_of_its_kind() -> None:
+    text = f"{TEXT}\n\nAppendix A: Tides\n\n{RAIN}"
+    asked = find_asked_section("What is in the appendix?", [document(text)])
+    assert asked.section.start == text.index("Appendix A")
+    two = f"{text}\n\nAppendix B: Maps\n\n{RAIN}"
+    assert find_asked_section("What is in the appendix?", [document(two)]) is None
+    asked = find_asked_section("Summarise appendix B", [document(two)])
+    assert asked.section.start == two.index("Appendix B")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from esa_cli.apps.server import allowed_documents
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import JobQueueFullError, JobThread, WorkerJob
+from esa_cli.documents.outline import find_place
 from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
@@ -234,7 +235,7 @@ class McpDocumentTools:
         return {
             "document": shown.name, "id": arguments.document, "file": os.path.abspath(shown.source),
             "start": start, "end": end, "characters": len(text),
-            **shown.place(start)._asdict(), "text": text[start:end],
+            **find_place(shown, start)._asdict(), "text": text[start:end],
         }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ _PAGE_NUMBER = re.compile(
 """Matches a line that says that # is the page's number."""
 _MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
+_MAX_HEAD = 3  # lines of a running head or foot
 
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
@@ -118,24 +119,32 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
 def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
     """Removes the first and last lines that a third of the pages share but for the page's number,
     at least four pages, or two if a number is surely the page's. The first head and the last foot
-    of a kind stay, since they part no sentence, unless they are only a number."""
+    of a kind stay, since they part no sentence, unless they are only a number. A browser writes the
+    head behind the page's text, next to the foot, so a head may have `_MAX_HEAD` lines."""
     out = [page.split("\n") for page in page_texts]
-    for edge, step in ((0, 1), (-1, -1)):
-        shared = [_list_forms_of_head(lines[edge], index) for index, lines in enumerate(out)]
-        counts = Counter(form for forms in shared for form in forms)
-        of_count = re.compile(rf"# ?(?:/|\w+) ?{len(out)}(?!\d)")  # "1 of 3"
-        common = set[tuple[str, int]]()
-        for (rest, offset), count in counts.items():
-            is_page = _PAGE_NUMBER.search(rest) or of_count.search(rest)
-            least = 2 if is_page and -_MAX_FRONT_MATTER <= offset <= 1 else 4
-            if count >= max(least, len(out) / 3):
-                common.add((rest, offset))
-        seen = {form for form in common if form[0] == "#"}
-        for lines, forms in [*zip(out, shared, strict=True)][::step]:
-            forms &= common
-            if len(lines) > 2 and forms & seen:
-                del lines[edge]
-            seen |= forms
+    of_count = re.compile(rf"# ?(?:/|\w+) ?{len(out)}(?!\d)")  # "1 of 3"
+    for step in (1, -1):
+        edges = [min(0, step)] * len(out)  # moves past lines of a head that stay
+        for _ in range(_MAX_HEAD):
+            shared = [
+                _list_forms_of_head("".join(lines[edge:][:1]), index)
+                for index, (lines, edge) in enumerate(zip(out, edges, strict=True))
+            ]
+            counts = Counter(form for forms in shared for form in forms)
+            common = set[tuple[str, int]]()
+            for (rest, offset), count in counts.items():
+                is_page = _PAGE_NUMBER.search(rest) or of_count.search(rest)
+                least = 2 if is_page and -_MAX_FRONT_MATTER <= offset <= 1 else 4
+                if count >= max(least, len(out) / 3):
+                    common.add((rest, offset))
+            seen = {form for form in common if form[0] == "#"}
+            for index in range(len(out))[::step]:
+                forms = shared[index] & common
+                if len(out[index]) > 2 and forms & seen:
+                    del out[index][edges[index]]
+                elif forms:
+                    edges[index] += step
+                seen |= forms
     return ["\n".join(lines) for lines in out]
 
 

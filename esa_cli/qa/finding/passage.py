@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from esa_cli.documents.document import Document
+from esa_cli.documents.outline import find_place
 from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 
 _PLACE = ("page", "line", "chapter", "title", "link")
@@ -47,7 +48,7 @@ class Passage:
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
         """Returns characters [start, end) of a document as a passage, with `other_fields` set."""
-        at = document.place(start)
+        at = find_place(document, start)
         given = {"start": start, "end": end, "text": document.text[start:end], **other_fields}
         return cls(document.name, document.source, **at._asdict(), **given)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.documents.outline import find_contents
+from esa_cli.documents.outline import find_contents, find_place
 from esa_cli.errors import UsageError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.qa.finding.finder import (
@@ -410,7 +410,7 @@ class PassageFinder:
         out = list[Passage]()
         for one in passages:
             at = one.start + locate_question_words(one.text, question)
-            out.append(replace(one, **documents[one.document].place(at)._asdict()))
+            out.append(replace(one, **find_place(documents[one.document], at)._asdict()))
         return out
 
 
