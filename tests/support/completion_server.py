@@ -63,6 +63,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"detail": "Not Found"})
         elif mode == "empty":
             self.reply(200, {"object": "list", "data": []})
+        elif mode == "embedders":
+            self.reply(200, {"data": [{"id": "nomic-embed-text"}, {"id": "Qwen3-Embedding"}]})
         elif mode == "page":
             self.reply(200, b"<!doctype html><p>a router</p>", "text/html")
         elif mode == "nested":

@@ -30,7 +30,7 @@ from esa_cli.qa.reading.reader import (
     ignore_text,
     make_chat_messages,
 )
-from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
+from esa_cli.system.local_servers import explain_how_to_start, list_answering_models
 
 WHOLE_S = 900.0
 """The maximum wait for a whole answer."""
@@ -76,12 +76,13 @@ class ServerReader(Reader):
         self._refused, self._models = list[str](), list[str]()
         windows = self._list_model_windows()
         self._models = [*windows]
-        if not self.name and not self._models:
+        answering = list_answering_models(self._models)
+        if not self.name and not answering:
             hint = explain_how_to_start(self.url) or "name a model by --reader URL#MODEL"
-            raise self._make_reader_error("lists no models", hint)
+            raise self._make_reader_error("lists no models that answer", hint)
         self.chosen_of = 0 if self.name else len(self._models)
         """Among how many models of the server this one was chosen; 0 if it was named."""
-        self.name = self.name or choose_answering_model(self._models)
+        self.name = self.name or answering[0]
         self.window_tokens = windows.get(self.name, DEFAULT_WINDOW)
 
     def answer(

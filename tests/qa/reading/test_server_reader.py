@@ -201,6 +201,7 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "URL#MODEL"),
+        ("embedders", "lists no models", "URL#MODEL"),
         ("page", "cannot be used: the response is not", "OpenAI"),
         ("nested", "cannot be used: the response is not", "OpenAI"),
         ("endless", "cannot be used: the response is not", "OpenAI"),
