@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOCAL = "127.0.0.1"
@@ -72,9 +73,9 @@ def find_running_servers(timeout_s: float = PROBE_S) -> dict[str, list[str]]:
     return {name: models for name, models in found.items() if models is not None}
 
 
-def choose_answering_model(model_names: list[str]) -> str:
-    """Returns the first model of a server that is not named as a model of embeddings."""
-    return next((name for name in model_names if "embed" not in name.lower()), model_names[0])
+def list_answering_models(model_names: Sequence[str]) -> list[str]:
+    """Lists the models of a server that are not named as models of embeddings."""
+    return [name for name in model_names if "embed" not in name.lower()]
 
 
 def explain_how_to_start(url: str) -> str | None:

@@ -63,8 +63,14 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"detail": "Not Found"})
         elif mode == "empty":
             self.reply(200, {"object": "list", "data": []})
+        elif mode == "embedders":
+            self.reply(200, {"data": [{"id": "nomic-embed-text"}, {"id": "Qwen3-Embedding"}]})
         elif mode == "page":
             self.reply(200, b"<!doctype html><p>a router</p>", "text/html")
+        elif mode == "nested":
+            self.reply(200, b"[" * 100_000)
+        elif mode == "endless":
+            self.reply(200, b'{"data": [], "words": "%s"}' % (b"x" * 5_000))
         elif mode == "moved":
             self.reply(301, b"", location="https://elsewhere.example/v1")
         elif mode == "windows":
@@ -141,6 +147,14 @@ class Handler(BaseHTTPRequestHandler):
     def failing(self, body: Any) -> None:
         self.events([b'data: {"error": {"message": "out of\\u001b[2J memory"}}\n\n'])
         self.wfile.write(b"0\r\n\r\n")
+
+    def nested(self, body: Any) -> None:
+        self.events([b"data: " + b"[" * 100_000 + b"\n\n"])
+        self.wfile.write(b"0\r\n\r\n")
+
+    def objecting(self, body: Any) -> None:
+        """To a parameter that is no text."""
+        self.reply(400, {"error": {"message": "wrong", "param": ["max_tokens"]}})
 
     def silent(self, body: Any) -> None:
         time.sleep(20)

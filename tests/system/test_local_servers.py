@@ -14,10 +14,10 @@ from esa_cli.system.local_servers import (
     HINT_S,
     SERVERS,
     LocalServer,
-    choose_answering_model,
     complete_server_address,
     find_running_servers,
     is_server_address,
+    list_answering_models,
 )
 
 OLLAMA = "http://127.0.0.1:11434/v1"
@@ -52,8 +52,8 @@ def test_models_and_files_are_no_servers() -> None:
 
 
 def test_models_of_embeddings_do_not_answer() -> None:
-    assert choose_answering_model(["nomic-embed-text", "qwen3:8b", "phi4"]) == "qwen3:8b"
-    assert choose_answering_model(["nomic-embed-text"]) == "nomic-embed-text"
+    assert list_answering_models(["nomic-embed-text", "qwen3:8b", "phi4"]) == ["qwen3:8b", "phi4"]
+    assert list_answering_models(["nomic-embed-text"]) == []
 
 
 @pytest.fixture

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError, get_first_line
 from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
-from esa_cli.qa.finding.model_server import ServerAddress, ServerConnection, shorten_message
+from esa_cli.qa.finding.model_server import (
+    ServerAddress,
+    ServerConnection,
+    read_json_body,
+    read_refusal,
+    shorten_message,
+)
 from esa_cli.qa.finding.words import WINDOW_WORDS, list_sentence_words
 
 BATCH = 32
@@ -63,24 +69,25 @@ class EmbeddingFinder:
         if any(len(row) != self.sizes.dim for row in rows):
             raise self._make_error("sent vectors of several widths")
         vectors = torch.tensor(rows).reshape(-1, self.sizes.dim)
-        return nn.functional.normalize(self.sizes.make_width_even(vectors), dim=-1)
+        vectors = nn.functional.normalize(self.sizes.make_width_even(vectors), dim=-1)
+        if not vectors.isfinite().all():  # a length may overflow, too
+            raise self._make_error("sent numbers that are too large, or none")
+        return vectors
 
     def _request_vectors(self, texts: Sequence[str]) -> list[list[float]]:
         """Requests the vectors of texts, in their order. Raises ModelError."""
         body = {"model": self.model, "input": list(texts)}
         try:
-            response = self._server.send_request("POST", "/embeddings", body)
-            said = response.text
+            with self._server.send_request("POST", "/embeddings", body) as response:
+                if response.status_code != 200:
+                    said = read_refusal(response).message
+                    raise self._make_error(f"failed with status {response.status_code}: {said}")
+                data = sorted(read_json_body(response)["data"], key=lambda one: int(one["index"]))
+            rows = [[float(number) for number in one["embedding"]] for one in data]
         except OSError as error:  # of which the exceptions of requests are kinds
             wrong = f"cannot be reached: {shorten_message(get_first_line(error))}"
             raise self._make_error(wrong) from error
-        if response.status_code != 200:
-            wrong = f"failed with status {response.status_code}: {shorten_message(said)}"
-            raise self._make_error(wrong)
-        try:
-            data = sorted(response.json()["data"], key=lambda one: int(one["index"]))
-            rows = [[float(number) for number in one["embedding"]] for one in data]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             rows = []
         if len(rows) != len(texts) or not all(rows):
             raise self._make_error("sent no vector for each text")

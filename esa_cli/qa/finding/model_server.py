@@ -4,10 +4,11 @@ finders; the servers receive texts of documents, and so are named by the user al
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from esa_cli.errors import UsageError
@@ -25,6 +26,8 @@ SILENCE_S = 300.0
 TRIES, BACKOFF_S, MAX_WAIT_S, RETRIED = 4, 0.5, 30.0, (429, 500, 502, 503)
 MAX_MESSAGE = 200
 """The maximum number of characters that are shown of a server's message."""
+MAX_BODY_BYTES = 64 << 20
+"""The maximum size of a JSON body: the vectors of one request take a few MiB."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,42 @@ class ServerConnection:
                 wait = float(asked) if asked.isdecimal() else wait
             time.sleep(min(wait, MAX_WAIT_S))
         raise AssertionError
+
+
+class Refusal(NamedTuple):
+    """Why a server refuses a request: its message, and the parameter to which it objects."""
+
+    message: str
+    parameter: str | None = None
+
+
+def read_json_body(response: Response) -> Any:
+    """Reads a response's body as JSON. Raises RequestException: the connection breaks. ValueError:
+    the body is not JSON, is nested too deeply, or is larger than `MAX_BODY_BYTES`."""
+    data = bytearray()
+    for piece in response.iter_content(1 << 16):
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise ValueError(f"the body has more than {MAX_BODY_BYTES:,} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("the body is nested too deeply") from error
+
+
+def read_refusal(response: Response) -> Refusal:
+    """Reads the `error` object, or whatever a server sends in its place, of a refused request."""
+    from requests import RequestException
+
+    try:
+        body = read_json_body(response)
+    except (ValueError, RequestException):
+        body = {}
+    error = body.get("error", body) if isinstance(body, dict) else body
+    error = error if isinstance(error, dict) else {"message": error}
+    said = error.get("message") or error.get("detail") or response.reason
+    parameter = error.get("param")
+    return Refusal(shorten_message(str(said)), parameter if isinstance(parameter, str) else None)
 
 
 def shorten_message(text: str) -> str:

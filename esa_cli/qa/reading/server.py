@@ -15,8 +15,11 @@ from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.model_server import (
     SILENCE_S,
+    Refusal,
     ServerAddress,
     ServerConnection,
+    read_json_body,
+    read_refusal,
     shorten_message,
 )
 from esa_cli.qa.finding.passage import Passage
@@ -27,7 +30,7 @@ from esa_cli.qa.reading.reader import (
     ignore_text,
     make_chat_messages,
 )
-from esa_cli.system.local_servers import choose_answering_model, explain_how_to_start
+from esa_cli.system.local_servers import explain_how_to_start, list_answering_models
 
 WHOLE_S = 900.0
 """The maximum wait for a whole answer."""
@@ -47,6 +50,9 @@ _REFUSALS = {
 """Maps an HTTP status to what is wrong, and to a hint."""
 _AnswerPart = tuple[str, str | None, int | None]
 """A part of an answer: its text, why the answer ends, and the whole answer's token count."""
+
+
+_THOUGHTS_START, _THOUGHTS_END = "<think>", "</think>"
 
 
 class BrokenAnswerError(Exception):
@@ -70,12 +76,13 @@ class ServerReader(Reader):
         self._refused, self._models = list[str](), list[str]()
         windows = self._list_model_windows()
         self._models = [*windows]
-        if not self.name and not self._models:
+        answering = list_answering_models(self._models)
+        if not self.name and not answering:
             hint = explain_how_to_start(self.url) or "name a model by --reader URL#MODEL"
-            raise self._make_reader_error("lists no models", hint)
+            raise self._make_reader_error("lists no models that answer", hint)
         self.chosen_of = 0 if self.name else len(self._models)
         """Among how many models of the server this one was chosen; 0 if it was named."""
-        self.name = self.name or choose_answering_model(self._models)
+        self.name = self.name or answering[0]
         self.window_tokens = windows.get(self.name, DEFAULT_WINDOW)
 
     def answer(
@@ -93,7 +100,7 @@ class ServerReader(Reader):
         }
         body = {name: value for name, value in body.items() if value is not None}
         until = time.monotonic() + self._whole_s
-        pieces, tokens, reason = list[str](), None, None
+        text, tokens, reason = AnswerText(on_text), None, None
         try:
             with self._request_answer(body) as response:
                 for piece, ended, count in _parse_answer_parts(response):
@@ -101,21 +108,20 @@ class ServerReader(Reader):
                         problem = f"took longer than {self._whole_s:g} s"
                         raise self._make_reader_error(problem, _SLOW)
                     reason, tokens = reason or ended, count or tokens
-                    if piece:
-                        pieces.append(piece)
-                        on_text(piece)
+                    text.add(piece)
+            text.end()
             if reason is None:
                 raise BrokenAnswerError("the stream broke off")
         except (requests.RequestException, BrokenAnswerError) as error:
             raise self._make_connection_error(error) from error
-        text, cut = "".join(pieces).strip(), reason == "length"
-        if not text:
+        answer, cut = "".join(text.pieces).strip(), reason == "length"
+        if not answer:
             thoughts = ", which may have spent all tokens on thoughts" if cut else ""
             wrong = f"sent an empty answer of its model {self.name}{thoughts}"
             hint = "allow more tokens, as with --max-new-tokens 1000, or use another model"
             raise self._make_reader_error(wrong, hint)
-        found, count = not says_nothing_found(text), tokens or len(pieces)
-        return Reply(text, found=found, answer_tokens=count, cut=cut)
+        found, count = not says_nothing_found(answer), tokens or len(text.pieces)
+        return Reply(answer, found=found, answer_tokens=count, cut=cut)
 
     def close(self) -> None:
         self._server.session.close()
@@ -131,10 +137,10 @@ class ServerReader(Reader):
             if response.status_code == 200:
                 return response
             with response:
-                refused = _parse_error_body(response).get("param")
-                if refused not in RENAMED or refused in self._refused:
-                    raise self._make_refusal_error(response)
-            self._refused.append(refused)
+                refusal = read_refusal(response)
+            if refusal.parameter not in RENAMED or refusal.parameter in self._refused:
+                raise self._make_refusal_error(response, refusal)
+            self._refused.append(refusal.parameter)
 
     def _list_model_windows(self) -> dict[str, int]:
         """Returns the server's models with their windows in tokens, which vLLM alone reports."""
@@ -143,11 +149,11 @@ class ServerReader(Reader):
             if response.status_code == 404 and self.name:
                 return {}  # not every server lists its models
             if response.status_code != 200:
-                raise self._make_refusal_error(response)
-            listed = json.loads(response.content).get("data") or ()
+                raise self._make_refusal_error(response, read_refusal(response))
+            listed = read_json_body(response).get("data") or ()
             windows = ((one["id"], one.get("max_model_len") or DEFAULT_WINDOW) for one in listed)
             return {str(name): int(window) for name, window in windows}
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError) as error:
             broken = BrokenAnswerError("the response is not a list of models in JSON")
             raise self._make_connection_error(broken) from error
         except requests.RequestException as error:
@@ -171,11 +177,9 @@ class ServerReader(Reader):
         hint = "ask again; is it a server of OpenAI's chat completions?"
         return self._make_reader_error(wrong, hint)
 
-    def _make_refusal_error(self, response: requests.Response) -> ReaderError:
+    def _make_refusal_error(self, response: requests.Response, refusal: Refusal) -> ReaderError:
         """Makes the error for a response whose HTTP status is not 200."""
-        status, error = response.status_code, _parse_error_body(response)
-        said = error.get("message") or error.get("detail") or response.reason
-        message = shorten_message(str(said))
+        status, message = response.status_code, refusal.message
         hint = "ask a shorter question, choose another model, or see the server's log"
         what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:
@@ -188,6 +192,42 @@ class ServerReader(Reader):
 
     def _make_reader_error(self, problem: str, hint: str) -> ReaderError:
         return ReaderError(f"the reader at {self.url} {problem}", hint)
+
+
+class AnswerText:
+    """The text of an answer, put together from the pieces in which a server sends the answer.
+
+    Thoughts that a model writes before the answer, between `<think>` and `</think>`, are left out.
+    A character whose two UTF-16 surrogates come in two pieces is joined; half of one is replaced.
+
+    Attributes:
+        pieces: the parts of the text that were passed to `on_text`."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self.pieces, self._on_text, self._held = list[str](), on_text, ""
+
+    def add(self, piece: str) -> None:
+        """Passes on what is complete with one more piece, and holds the rest back."""
+        text = self._held + piece
+        half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        text = text.removesuffix(half)
+        if not self.pieces and (text := text.lstrip()).startswith(_THOUGHTS_START):
+            thoughts, end, text = text.partition(_THOUGHTS_END)
+            text = text.lstrip() if end else thoughts
+        may_think = not self.pieces and _THOUGHTS_START.startswith(text[: len(_THOUGHTS_START)])
+        self._held = text + half if may_think else half
+        self._emit("" if may_think else text)
+
+    def end(self) -> None:
+        """Passes on what was held back, unless it is thoughts."""
+        text, self._held = self._held, ""
+        self._emit("" if text.startswith(_THOUGHTS_START) else text)
+
+    def _emit(self, text: str) -> None:
+        if text:
+            data = text.encode("utf-16-le", "surrogatepass")
+            self.pieces.append(data.decode("utf-16-le", "replace"))
+            self._on_text(self.pieces[-1])
 
 
 def _parse_answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
@@ -219,15 +259,5 @@ def _parse_answer_event(data: bytes) -> _AnswerPart:
         tokens = (body.get("usage") or {}).get("completion_tokens")
         count = tokens if isinstance(tokens, int) else None
         return text if isinstance(text, str) else "", choice.get("finish_reason"), count
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise BrokenAnswerError("the response is not a chat completion in JSON") from error
-
-
-def _parse_error_body(response: requests.Response) -> dict[str, Any]:
-    """Returns the `error` object of a refused request, which may have `message` and `param`."""
-    try:
-        body = json.loads(response.content)
-    except (ValueError, requests.RequestException):
-        return {}
-    error = body.get("error", body) if isinstance(body, dict) else body
-    return error if isinstance(error, dict) else {"message": error}

@@ -173,6 +173,8 @@ def test_ollama_is_offered_where_nothing_answers_but_not_used(
     assert not ollama.seen, "nobody asks a server without need"
     monkeypatch.setattr("esa_cli.qa.reading.span.REQUEST", float("-inf"))
     assert offer in esa("ask", note, "Explain the gate to a child.", *preset).err
+    ollama.modes[:] = ["embedders"]
+    assert offer not in esa("ask", note, "Explain the gate to a child.", *preset).err
     assert {one["path"] for one in ollama.seen} == {"/v1/models"}
     ollama.modes[:] = ["empty"]
     assert "`esa models suggest`" in esa("ask", note, "Explain the gate to a child.", *preset).err

@@ -394,7 +394,10 @@ class Server(BaseHTTPRequestHandler):
         self.send_response(int(mode) if mode.isdecimal() else 200)
         self.end_headers()
         body = {"vectors": {"data": data[::-1]}, "short": {"data": data[1:]}}
-        self.wfile.write(json.dumps(body.get(mode, "a page")).encode())
+        for name, number in (("huge", 1e308), ("unnumbered", float("nan"))):
+            body[name] = {"data": [{"index": n, "embedding": [number] * 33} for n in range(2)]}
+        sent = json.dumps(body.get(mode, "a page"))
+        self.wfile.write(b"[" * 100_000 if mode == "nested" else sent.encode())
 
 
 @pytest.fixture
@@ -434,7 +437,12 @@ def test_errors_say_what_is_wrong(address: str) -> None:
     finder = EmbeddingFinder(address)
     with pytest.raises(ModelError, match="no vector for each text"):
         finder.encode_questions(["one", "two"])
-    for mode, message in (("401", "status 401"), ("page", "no vector"), ("503", "status 503")):
+    for mode in ("huge", "unnumbered"):
+        Server.modes = (mode,)
+        with pytest.raises(ModelError, match="too large, or none"):
+            finder.encode_questions(["one", "two"])
+    faults = (("401", "status 401"), ("page", "no vector"), ("nested", "no vector"))
+    for mode, message in (*faults, ("503", "status 503")):
         Server.modes = (mode,)
         with pytest.raises(ModelError, match=message):
             EmbeddingFinder(address)

@@ -15,7 +15,7 @@ from esa_cli.qa.finding import model_server
 from esa_cli.qa.finding.model_server import ServerAddress
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import SYSTEM, SamplingParams
-from esa_cli.qa.reading.server import DEFAULT_WINDOW, ServerReader
+from esa_cli.qa.reading.server import DEFAULT_WINDOW, AnswerText, ServerReader
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
@@ -172,6 +172,8 @@ def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPa
         ("unended", "cannot be used: the stream broke off", "OpenAI"),
         ("broken", "cannot be used: the response is not", "OpenAI"),
         ("failing", "cannot be used: out of", "OpenAI"),
+        ("nested", "cannot be used: the response is not", "OpenAI"),
+        ("objecting", "failed with status 400: wrong", "log"),
         ("page", "cannot be used: the answer is not a stream", "OpenAI"),
         ("whole", "cannot be used: the answer is not a stream", "OpenAI"),
         ("missing", "has no model large: model 'large' not found", "choose one of large, small"),
@@ -199,13 +201,17 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "URL#MODEL"),
+        ("embedders", "lists no models", "URL#MODEL"),
         ("page", "cannot be used: the response is not", "OpenAI"),
+        ("nested", "cannot be used: the response is not", "OpenAI"),
+        ("endless", "cannot be used: the response is not", "OpenAI"),
         ("moved", "has moved: https://elsewhere.example/v1", "new address"),
     ],
 )
 def test_a_wrong_address_is_found_before_anything_is_sent(
-    start: Start, mode: str, words: str, hint: str
+    start: Start, mode: str, words: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_server, "MAX_BODY_BYTES", 4_000)
     server = start(mode)
     with pytest.raises(ReaderError, match=words) as caught:
         reader(server)
@@ -234,6 +240,39 @@ def test_parameters_that_a_model_refuses_are_left_out(start: Start) -> None:
     before = len(server.seen)
     ask(one)
     assert len(server.seen) == before + 1, "it is known from then on"
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ("At nine.", "At nine."),
+        ("\n <think>\nNine, or ten?\n</think>\n\nAt nine.", "At nine."),
+        ("<think></think>At nine, </think> says it.", "At nine, </think> says it."),
+        ("<thin ice>", "<thin ice>"),
+        ("<thi", "<thi"),
+        ("At <think>nine</think>.", "At <think>nine</think>."),
+        ("<think>Nine, or", ""),
+        ("\ud83d\ude00 at \ud83d\ude00", "\U0001f600 at \U0001f600"),
+        ("\ud83d at \ude00 nine\ud83d", "\ufffd at \ufffd nine\ufffd"),
+        ("<think>\ud83d</think>\ude00", "\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_an_answer_has_no_thoughts_and_whole_characters(sent: str, text: str, size: int) -> None:
+    heard = list[str]()
+    answer = AnswerText(heard.append)
+    for at in range(0, len(sent), size):
+        answer.add(sent[at : at + size])
+    answer.end()
+    assert "".join(answer.pieces) == "".join(heard) == text
+
+
+def test_an_answer_is_streamed_without_delay() -> None:
+    heard = list[str]()
+    answer = AnswerText(heard.append)
+    for number, piece in enumerate(["At ", "nine", "."], 1):
+        answer.add(piece)
+        assert len(heard) == number
 
 
 def test_an_exception_of_the_listener_ends_the_answer(start: Start) -> None:

@@ -11,7 +11,12 @@ from esa_cli.apps.cli.output.passage_output import print_passages, wrap_text
 from esa_cli.apps.cli.output.terminal import Reporter, strip_control_chars
 from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.reply import NEEDS_READER, Reply
-from esa_cli.system.local_servers import HINT_S, SERVERS, find_running_servers
+from esa_cli.system.local_servers import (
+    HINT_S,
+    SERVERS,
+    find_running_servers,
+    list_answering_models,
+)
 from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
@@ -113,7 +118,8 @@ def show_reader_hint(reply: Reply, reporter: Reporter) -> bool:
     hint = (
         "`esa models suggest` names a model for this machine" if reply.text == NEEDS_READER else ""
     )
-    name = next((name for name, models in find_running_servers(HINT_S).items() if models), None)
+    running = find_running_servers(HINT_S)
+    name = next((name for name in running if list_answering_models(running[name])), None)
     if name is not None:
         hint = f"{SERVERS[name].title} runs here: with --reader {name} its model answers"
     if hint:
