@@ -11,6 +11,7 @@ from typing import Any
 
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import ResultsFile
+from esa_cli.system.progress import Progress
 
 SAME_FIELDS = ("record", "document", "settings", "reading")
 """Fields in which a row of an earlier run must be equal to a new row."""
@@ -31,6 +32,7 @@ class DocumentQuestions:
 
     questions: Sequence[QuestionToAsk]
     ingest: Callable[[], bool]  # returns False if the document's questions are to be skipped
+    progress: Progress = lambda done, total: None  # called with the numbers of answers
 
 
 def has_result_row(journal: ResultsFile, question_fields: Mapping[str, Any]) -> bool:
@@ -78,8 +80,9 @@ def ask_unanswered_questions(
             return False
         if not document.ingest():
             continue
-        for question in unanswered:
+        for number, question in enumerate(unanswered):
             if is_past_deadline():
                 return False
+            document.progress(number, len(unanswered))
             journal.add_row({**question.fields, **question.ask()})
     return True

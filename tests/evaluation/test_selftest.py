@@ -43,10 +43,13 @@ class Heard:
     """A reporter that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.readings, self.questions, self.notes = list[str](), list[str](), list[str]()
-        self.show_note, self.show_spinner = self.notes.append, self.questions.append
+        self.readings, self.notes = list[str](), list[str]()
+        self.questions = list[tuple[str, int, int]]()
+        self.show_note = self.notes.append
 
-    def start_progress(self, label: str) -> Progress:
+    def start_progress(self, label: str, unit: str = "tokens") -> Progress:
+        if unit == "answers":
+            return lambda done, all_: self.questions.append((label, done, all_))
         self.readings.append(label)
         return lambda done, all_: None
 
@@ -82,7 +85,9 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
     ]
     asked = [(row["method"], row["question"]) for row in made.journal.rows]
     assert len(asked) == len(set(asked)) == len(made.reporter.questions) == 8
-    assert made.reporter.questions[0] == "needle at 1,500 tokens: preset"
+    label = "needle at 1,500 tokens: answering"
+    wanted_counts = [(label, done, count) for count in (6, 2) for done in range(count)]
+    assert made.reporter.questions == wanted_counts
     for row in made.journal.rows:
         assert len(row["recall"]["layers"]) == 2
         assert 0 < row["depth"] < 1

@@ -125,7 +125,7 @@ def make_passage_recall_fields(
 @dataclass
 class SelftestRun:
     """A run of a self-test, in which one model answers with several attention methods.
-    `reporter` has `start_progress(label)`, `show_spinner(text)` and `show_note(text)`."""
+    `reporter` has `start_progress(label, unit)` and `show_note(text)`."""
 
     loaded: LoadedModel
     preset: Preset
@@ -221,9 +221,17 @@ class SelftestAnswerer:
                     **dict(zip(run_plan.KEY, key, strict=True)), "dense": group.dense,
                     "settings": settings, "reading": group.reading, "document": document,
                 }  # fmt: skip
-                ask = partial(self._ask_and_score_question, name, preset, question)
+                ask = partial(self._ask_and_score_question, preset, question)
                 questions.append(QuestionToAsk(fields, ask))
-        return DocumentQuestions(questions, self._prefill_or_index_document)
+        return DocumentQuestions(
+            questions, self._prefill_or_index_document, self._show_answer_progress
+        )
+
+    def _show_answer_progress(self, done_count: int, total_count: int) -> None:
+        if not done_count:
+            label = f"{self.sample.test} at {self.sample.length:,} tokens: answering"
+            self._progress = self.run.reporter.start_progress(label, "answers")
+        self._progress(done_count, total_count)
 
     def check_question_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
@@ -274,11 +282,8 @@ class SelftestAnswerer:
             run.reporter.show_note(f"esa: {sample.test}: {note}")
         return True
 
-    def _ask_and_score_question(
-        self, method_name: str, preset: Preset, question: TaskQuestion
-    ) -> dict[str, Any]:
+    def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
         session, asker, sample = self.session, self._asker, self.sample
-        self.run.reporter.show_spinner(f"{sample.test} at {sample.length:,} tokens: {method_name}")
         facts = [sample.facts[fact] for fact in question.facts]
         score_of = TASKS[sample.test].score
         if asker is not None:
