@@ -16,13 +16,14 @@ from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
 from esa_cli.documents.readers.heading_cells import has_names_above_numbers
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.span import QUOTES, WordBoundaries, find_most_probable_span
+from esa_cli.qa.reading.span import find_most_probable_span
 from esa_cli.qa.reading.table_rows import (
     find_cell_ends,
     find_named_row,
     find_other_cells,
     skip_column_name,
 )
+from esa_cli.qa.reading.word_boundaries import QUOTES, WordBoundaries
 
 PASSAGES = [
     "Ahab",
