@@ -143,6 +143,7 @@ def test_docx_two_rows_of_names() -> None:
         ('w:firstRow="1"', "<w:b/>", True), ('w:val="04A0"', "<w:b/>", True),
         ('w:firstRow="0"', "<w:b/>", False), ('w:val="0480"', "<w:b/>", False),
         ('w:firstRow="1"', '<w:b w:val="0"/>', False), ('w:firstRow="1"', "", False),
+        ('w:val=""', "<w:b/>", False), ('w:val="damaged"', "<w:b/>", False),
     ],
 )  # fmt: skip
 def test_docx_first_row_that_the_style_of_the_table_makes_bold(

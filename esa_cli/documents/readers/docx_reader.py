@@ -106,8 +106,10 @@ def _mark_rows_that_a_style_makes_bold(root: Any, styles: Any) -> None:
 
 def _is_first_row_styled(look: Any) -> bool:
     """Whether a table uses its style for the first row; older files have a number of bits."""
-    value = look.get(f"{W}firstRow")
-    return value in ("1", "true", "on") if value else bool(int(look.get(f"{W}val", "0"), 16) & 0x20)
+    if value := look.get(f"{W}firstRow"):
+        return value in ("1", "true", "on")
+    bits = look.get(f"{W}val", "")
+    return re.fullmatch("[0-9A-Fa-f]{1,4}", bits) is not None and bool(int(bits, 16) & 0x20)
 
 
 def _iterate_edge_lines(zipped: ZipDocument, edge: str) -> Iterator[str]:
