@@ -8,6 +8,7 @@ the names of the table above go on."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,22 +31,25 @@ class MergedCells(NamedTuple):
 def copy_merged_cells(rows: Rows, merged: list[MergedCells]) -> None:
     """Copies the text of each cell that spans several rows into the rows below that have cells,
     and joins a row of names with the row of groups above it: `2024 Plan`."""
+    numbers = sorted(number for number, row in rows.items() if row)
+    by_row: dict[int, list[MergedCells]] = {}
     for at in merged:
+        by_row.setdefault(at.row, []).append(at)
         text = rows.get(at.row, {}).get(at.column, "")
-        for number in range(at.row + 1, at.last_row + 1) if 0 < len(text) <= MAX_COPY else ():
-            if rows.get(number):
-                rows[number].setdefault(at.column, text)
-    wide = {at.row for at in merged if at.last_column > at.column}
-    for number in sorted(wide & rows.keys()):
+        below = slice(bisect_right(numbers, at.row), bisect_right(numbers, at.last_row))
+        for number in numbers[below] if 0 < len(text) <= MAX_COPY else ():
+            rows[number].setdefault(at.column, text)
+    for number in numbers:
+        if not any(at.last_column > at.column for at in by_row.get(number, ())):
+            continue
         groups, names = dict(rows[number]), rows.get(number + 1, {})
         if len(rows.get(number - 1, {})) > 1 or len(groups) < 2 or not names:
             continue  # a row of the table itself, or a title
         if any(word[0].isdecimal() for word in names.values()):
             continue
-        for at in merged:
-            for column in range(at.column, at.last_column + 1) if at.row == number else ():
-                if column in names:
-                    groups[column] = rows[number].get(at.column, "")
+        for at in by_row[number]:
+            inside = (column for column in names if at.column <= column <= at.last_column)
+            groups |= dict.fromkeys(inside, rows[number].get(at.column, ""))
         if groups.keys() <= names.keys():
             for column, group in groups.items():
                 if group not in ("", names[column]):
