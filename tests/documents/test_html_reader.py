@@ -234,3 +234,9 @@ def test_epub_missing_parts_and_refusals() -> None:
     assert "DRM" in refused(locked, "a.epub").message
     font = make.epub({"a.xhtml": "x"}, more={"META-INF/encryption.xml": lock.format("f.ttf")})
     assert readers.extract_text(font, "a.epub").text == "x\n", "scrambled fonts do not matter"
+
+
+def test_crafted_spans_do_not_multiply_a_table() -> None:
+    rows = "".join(f"<tr><td rowspan=1000>{at:0100}</td><td>y</td></tr>" for at in range(300))
+    found = html(f"<table>{rows}</table>")
+    assert len(found.text) < 2 * len(rows)

@@ -37,6 +37,9 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
+_MAX_COPIES = 20
+"""The most cells, for each of its own, that a table has when spanned cells are copied; a crafted
+table would have thousands."""
 _ROWS_OF_NAMES = 3
 """The most rows at the top of a table that name its columns."""
 _FORMULA_SIGNS = {
@@ -213,7 +216,10 @@ class _HtmlTextExtractor:
             spans = [
                 [(_read_column_span(cell), _read_row_span(cell)) for cell in row] for row in cells
             ]
-            for number, places in enumerate(spanned_cells.find_cells_of_rows(spans)):
+            found = spanned_cells.find_cells_of_rows(spans)
+            if sum(map(len, found)) > _MAX_COPIES * sum(map(len, cells)):
+                continue
+            for number, places in enumerate(found):
                 own = iter(cells[number])
                 following = next(own, None)
                 for row, at in places if cells[number] else ():
