@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +87,8 @@ def write_features(given: argparse.Namespace) -> None:
     library = Library(given.library) if given.library else None
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, given.set, library=library) as esa:
+            # Certain answers are read in context, too.
+            esa.spans.combination = esa.spans.combination._replace(answer=math.inf)
             by_words = esa.preset.answer.finds_by_bm25_only
             book = esa.open(document) if by_words else esa.ingest(document)
             for question in questions:

@@ -186,9 +186,9 @@ class SpanReader(Reader):
         self, question: str, passages: Sequence[Passage], texts: Mapping[str, str],
         progress: Progress | None = None,
     ) -> list[AnswerCandidate]:  # fmt: skip
-        """Reads passages, and the best `IN_CONTEXT` of them again with their context, if `texts`
-        has their document; see `rank_passages`. Of a table the row that the question names is read,
-        at first alone."""
+        """Reads passages and, unless an answer is certain then, the best `IN_CONTEXT` of them again
+        with their context, if `texts` has their document; see `rank_passages`. Of a table the row
+        that the question names is read, at first alone."""
         rows = [find_named_row(one.text, question) for one in passages]
         parts = [one.text[start:end] for one, (start, end) in zip(passages, rows, strict=True)]
         readings = self.passages.read_passages(question, parts, progress)
@@ -197,9 +197,15 @@ class SpanReader(Reader):
             span = span and Span(row + span.start, row + span.end, span.log_probability)
             share = -math.inf if span is None else span.log_probability
             out.append(AnswerCandidate(span, (1.0, odds, share, *(one.late or (one.score,)))))
-        if not self.combination.context_weights:
+        log_odds = [self.combination.compute_log_odds(one) for one in out]
+        spans = zip(passages, [one.span for one in out], strict=True)
+        answers = [
+            span and normalise_answer(one.text[span.start : span.end]) for one, span in spans
+        ]
+        best_probability = max(compute_probabilities(log_odds, answers), default=0.0)
+        if not self.combination.context_weights or best_probability >= self.combination.answer:
             return out
-        order = sorted(range(len(out)), key=lambda at: -self.combination.compute_log_odds(out[at]))
+        order = sorted(range(len(out)), key=lambda at: -log_odds[at])
         best = [at for at in order if passages[at].late and passages[at].document in texts]
         best = best[:IN_CONTEXT]
         wide = [_widen(passages[at], texts[passages[at].document]) for at in best]

@@ -279,7 +279,7 @@ def test_the_best_three_are_read_again_with_their_context(seed: int) -> None:
     again = (*(2 * one for one in WEIGHTS), 0.25, 0.5, 0.75, 1.5)
     made = make_span_reader(
         passages=SimpleNamespace(read_passages=read_passages),
-        combination=AnswerCombination(WEIGHTS, BM25_WEIGHTS, 0.8, 0.3, again),
+        combination=AnswerCombination(WEIGHTS, BM25_WEIGHTS, math.inf, 0.3, again),
     )
     scores = {one.start: one.score for one in made.rank_passages("", found, texts={"a": text})}
 
@@ -303,6 +303,12 @@ def test_the_best_three_are_read_again_with_their_context(seed: int) -> None:
             wide.append(text[low:high])
         assert scores[one.start] == pytest.approx(add(again, *features[at], *more))
     assert sorted(calls[1]) == sorted(wide)
+    made.combination = made.combination._replace(answer=0.0)  # any answer is certain
+    calls.clear()
+    certain = {one.start: one.score for one in made.rank_passages("", found, texts={"a": text})}
+    once = {one.start: add(WEIGHTS, *row) for one, row in zip(found, features, strict=True)}
+    assert certain == pytest.approx(once)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
