@@ -52,14 +52,13 @@ REPLACED = {
 SYNONYMS = dict.fromkeys(("search", "grep", "query"), "find")
 SYNONYMS |= dict.fromkeys(("summarize", "summarise", "summary", "answer", "question"), "ask")
 SYNONYMS |= dict.fromkeys(("index", "add"), "ingest")
-SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library"}
-SYNONYMS["history"] = "log"
+SYNONYMS |= {"talk": "chat", "server": "serve", "list": "library", "history": "log"}
 """Words that other programs use, with the commands that do this here."""
 ALIKE = (
     ("--top", "--limit", "--samples", "--questions", "--count", "--k", "-k", "-n"),
     ("--report", "--html"),
 )
-"""Options that mean alike; a command has one of them, and its error message names it."""
+"""Options of one meaning; a command has one of them, which its error message names."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -237,8 +236,8 @@ def _print_error_and_get_exit_code(error: Exception, as_json: bool) -> int:
 
 
 def suggest_option(unknown_option: str, context: Any) -> str:
-    """Returns the beginning of a hint, which names the options of a command that mean like an
-    unknown option or are spelt like it; or an empty text."""
+    """Returns the beginning of a hint, which names the options of a command that have the meaning
+    or a similar spelling of an unknown option; or an empty text."""
     known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
     alike = [name for names in ALIKE if unknown_option in names for name in names]
     bare = {name.lstrip("-"): name for name in known if name.startswith("--")}

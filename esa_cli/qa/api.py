@@ -307,8 +307,7 @@ class Esa(AbstractContextManager["Esa"]):
         if about is not None:
             reply, shown, questions = about, about.evidence, [question]
         else:
-            ranked = question, books, history, thorough, progress
-            passages = self._rank_passages_for_question(*ranked)
+            passages = self._rank_passages(question, books, history, thorough, progress)
             reader: Reader = self.reader if self.reader and passages else self.spans
             with self.run_without_method():
                 reply = reader.answer(question, passages, history, sampling, forward_text_piece)
@@ -395,7 +394,7 @@ class Esa(AbstractContextManager["Esa"]):
                 folder=folder, progress=progress,
             )  # fmt: skip
 
-    def _rank_passages_for_question(
+    def _rank_passages(
         self, question: str, books: Sequence[Book], history: Sequence[Turn], thorough: bool,
         progress: Progress | None,
     ) -> list[Passage]:  # fmt: skip

@@ -120,7 +120,7 @@ def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
     """Removes the first and last lines that a third of the pages share but for the page's number,
     at least four pages, or two if a number is surely the page's. The first head and the last foot
     of a kind stay, since they part no sentence, unless they are only a number. A browser writes the
-    head behind the page's text, next to the foot, so a head may have `_MAX_HEAD` lines."""
+    head after the page's text, next to the foot, so a head may have `_MAX_HEAD` lines."""
     out = [page.split("\n") for page in page_texts]
     of_count = re.compile(rf"# ?(?:/|\w+) ?{len(out)}(?!\d)")  # "1 of 3"
     for step in (1, -1):

@@ -197,28 +197,42 @@ class SpanReader(Reader):
             span = span and Span(row + span.start, row + span.end, span.log_probability)
             share = -math.inf if span is None else span.log_probability
             out.append(AnswerCandidate(span, (1.0, odds, share, *(one.late or (one.score,)))))
-        log_odds = [self.combination.compute_log_odds(one) for one in out]
-        spans = zip(passages, [one.span for one in out], strict=True)
+        if self.combination.context_weights and not self._is_certain(passages, out):
+            out = self._add_context(question, passages, texts, out)
+        return out
+
+    def _is_certain(
+        self, passages: Sequence[Passage], candidates: Sequence[AnswerCandidate]
+    ) -> bool:
+        log_odds = [self.combination.compute_log_odds(one) for one in candidates]
         answers = [
-            span and normalise_answer(one.text[span.start : span.end]) for one, span in spans
+            one.span and normalise_answer(passage.text[one.span.start : one.span.end])
+            for passage, one in zip(passages, candidates, strict=True)
         ]
-        best_probability = max(compute_probabilities(log_odds, answers), default=0.0)
-        if not self.combination.context_weights or best_probability >= self.combination.answer:
-            return out
-        order = sorted(range(len(out)), key=lambda at: -log_odds[at])
+        shares = compute_probabilities(log_odds, answers)
+        return max(shares, default=0.0) >= self.combination.answer
+
+    def _add_context(
+        self, question: str, passages: Sequence[Passage], texts: Mapping[str, str],
+        candidates: Sequence[AnswerCandidate],
+    ) -> list[AnswerCandidate]:  # fmt: skip
+        """Reads the best passages in context, and adds the features of these readings to those of
+        all passages with late interaction."""
+        scores = [self.combination.compute_log_odds(one) for one in candidates]
+        order = sorted(range(len(passages)), key=lambda at: -scores[at])
         best = [at for at in order if passages[at].late and passages[at].document in texts]
         best = best[:IN_CONTEXT]
         wide = [_widen(passages[at], texts[passages[at].document]) for at in best]
         again = self.passages.read_passages(question, [text for text, _ in wide])
-        more = dict.fromkeys(range(len(out)), (0.0, 0.0, 0.0, 0.0))
+        more = dict.fromkeys(order, (0.0, 0.0, 0.0, 0.0))
         for at, (_, shift), (odds, other, _) in zip(best, wide, again, strict=True):
-            span = out[at].span
+            span = candidates[at].span
             if span and other:
                 same = other.start + shift < span.end and span.start < other.end + shift
                 more[at] = 1.0, odds, other.log_probability, float(same)
         return [
             one if passages[at].late is None else one._replace(features=one.features + more[at])
-            for at, one in enumerate(out)
+            for at, one in enumerate(candidates)
         ]
 
     def answer(
@@ -268,9 +282,6 @@ class SpanReader(Reader):
         return any(self.passages.read_passages(one, [text])[0].log_odds >= 0 for one in asked)
 
 
-# -- Reading passages
-
-
 def _widen(passage: Passage, text: str) -> tuple[str, int]:
     """Returns a passage with `CONTEXT` characters of its document on each side, to whole words, and
     where it begins, counted from the passage's beginning."""
@@ -281,6 +292,8 @@ def _widen(passage: Passage, text: str) -> tuple[str, int]:
         high -= 1
     return text[low:high], low - passage.start
 
+
+# -- Reading passages
 
 MAX_TOKENS = 32
 """The maximum number of tokens of a span."""
@@ -510,6 +523,3 @@ def _map_collapsed_offsets(passage: str) -> list[int]:
     for word in re.finditer(r"\S+", passage):
         places += range(word.start() - bool(places), word.end())  # with the space before it
     return places
-
-
-# -- Where a quotation may start and end

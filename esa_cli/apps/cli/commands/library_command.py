@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import LibraryError, LibraryFileVersionError, UnreadableError, UsageError
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
+from esa_cli.system.registry import suggest_name
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -234,18 +234,14 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
     for name in names_or_ids:
         matches = stored.match_entries(name)
         if not matches:
-            raise UsageError(f"the library has no document {name}", _suggest_entry(stored, name))
+            known = {entry.name for entry in stored.entries()}
+            hint = f"{suggest_name(name, known)}; `esa library list` lists all"
+            raise UsageError(f"the library has no document {name}", hint)
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
             raise UsageError(f"name or id {name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
-
-
-def _suggest_entry(stored: Library, name: str) -> str:
-    stems = {Path(entry.name).stem: entry.name for entry in stored.entries()}
-    similar = difflib.get_close_matches(Path(name).stem, stems, n=1)
-    return f"did you mean {stems[similar[0]]}?" if similar else "see `esa library list`"
 
 
 def _format_name_or_damage(entry: LibraryEntry) -> str:
