@@ -38,7 +38,7 @@ def check_half(esa: Any, half: list[dict[str, Any]], by_words: bool) -> Iterator
     for one in half:
         for kind, sentence in one["sentences"]:
             checked = check_answer_sentences(
-                sentence, [one["question"]], passages, esa._is_usually_lowercase, score
+                sentence, [one["question"]], passages, esa.answerer.is_usually_lowercase, score
             )
             ok = all(part.supported for part in checked)
             missing = [word for part in checked for word in part.missing]

@@ -61,7 +61,6 @@ def is_right(words: list[str], accepted: Sequence[list[str]]) -> bool:
 def read_features(esa: Any, book: Any, question: Row) -> Row:
     """What the reader says of each passage that is found for a question."""
     from esa_cli.qa.finding.passage_finder import add_token_ranges
-    from esa_cli.qa.reading.span import normalise_answer
 
     text, asked, placed = book.document.text, question["question"], add_token_ranges([book])
     with esa.run_without_method():
@@ -72,11 +71,10 @@ def read_features(esa: Any, book: Any, question: Row) -> Row:
     if question["answer"]:
         accepted.append(split_bare_words(text[slice(*question["answer"])]))
     rows = []
-    for passage, (span, features) in zip(passages, candidates, strict=True):
+    for passage, (span, answer, features) in zip(passages, candidates, strict=True):
         if span is not None:
             quoted = passage.text[span.start : span.end]
             right = is_right(split_bare_words(quoted), accepted)
-            answer = normalise_answer(quoted)
             rows.append({"features": features, "answer": answer, "right": right})
     return {"id": question["id"], "kind": question["kind"], "passages": rows}
 

@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from esa_cli import models
 from esa_cli.qa.presets.preset import HEAD, load_preset
-from esa_cli.qa.reading.span import PassageReader
+from esa_cli.qa.reading.passage_reader import PassageReader
 from esa_cli.system.files import replace_atomically
 
 MOST, OTHERS = 250, 1.6

@@ -28,7 +28,7 @@ from esa_cli.qa.finding.finder import PROMPT
 from esa_cli.qa.finding.passage_finder import find_token_bounds
 from esa_cli.qa.finding.words import WINDOW_WORDS, cut_sentence_windows, find_sentence_spans
 from esa_cli.qa.presets.preset import PROMPT as READER_PROMPT
-from esa_cli.qa.reading.span import collapse_spaces
+from esa_cli.qa.reading.passage_reader import collapse_spaces
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.text import count_words_of_text, digest_text
 

@@ -14,7 +14,7 @@ from training_data import ABSENT, Integers, TextTokens, TrainingData, cut_window
 from esa_cli.qa.finding.finder import TokenEncoder, compute_window_products, pool_window_products
 from esa_cli.qa.finding.passage_finder import AROUND, Ranking
 from esa_cli.qa.finding.words import LexicalIndex
-from esa_cli.qa.reading.span import collapse_spaces
+from esa_cli.qa.reading.passage_reader import collapse_spaces
 
 COUNT = 20
 """The most wrong windows of a question."""

@@ -10,18 +10,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from esa_cli import models
 from esa_cli.documents.document import Document, read_document, read_documents
-from esa_cli.documents.outline import Section, find_place, find_sections
+from esa_cli.documents.outline import Section, find_sections
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.qa.answering.question_parts import join_replies, split_question
-from esa_cli.qa.answering.reply import NEEDS_READER, HeatMap, Reply, Turn
+from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.system.text import find_content_words
 
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
@@ -35,19 +32,13 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-    from esa_cli.qa.reading.reader import Reader, SamplingParams
+    from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library, LibraryEntry
     from esa_cli.system.progress import Progress
 
 AskedDocuments: TypeAlias = "Book | Source | Sequence[Book | Source]"
 """One or several documents of a question; see `Esa.ask`."""
-ALONE = 1.0
-"""The log-odds by which an uncertain answer to a question alone is rated lower than one that uses
-the last turn; benchmarks/conversation.py."""
-THOROUGH = 32
-"""The minimum number of passages that are read for a thorough answer; 64 answer no more of the
-development questions of benchmarks/book_questions."""
 
 
 class Esa(AbstractContextManager["Esa"]):
@@ -72,9 +63,9 @@ class Esa(AbstractContextManager["Esa"]):
     ) -> None:  # fmt: skip
         from esa_cli.qa.finding.finder_choice import load_finder, load_ranking
         from esa_cli.qa.finding.passage_finder import PassageSearch
-        from esa_cli.qa.finding.words import make_lowercase_predicate
         from esa_cli.qa.ingestion.ingest import TokenIndexIngester
         from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngester
+        from esa_cli.qa.passage_answers import PassageAnswerer
         from esa_cli.qa.presets.resolved_preset import resolve_preset
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
@@ -90,7 +81,7 @@ class Esa(AbstractContextManager["Esa"]):
         self.spans = None if answer.needs_kv_cache else SpanReader(loaded, self.preset)
         # Whether questions can be asked about a document that is not ingested yet.
         self.answers_unread = not answer.needs_kv_cache
-        self._is_usually_lowercase = make_lowercase_predicate(self.tokenizer)
+        self.answerer = PassageAnswerer(self)
         host = self, library, keep, events, planner
         self.documents: DocumentIngester = (
             KvCacheIngester(rows, *host) if encoder is None else TokenIndexIngester(encoder, *host)
@@ -253,19 +244,16 @@ class Esa(AbstractContextManager["Esa"]):
                 change quotations, which are always the most probable.
             on_text: called with each piece of the answer; its exceptions end the answer and pass
                 through, and the model stays usable.
-            thorough: at least `THOROUGH` passages are read instead of the preset's number; with
+            thorough: at least 32 passages are read instead of the preset's number; with
                 `answer.reranker`, those that it scores highest out of all.
             progress: called as `on_text`, with (passages read, passages found), or while a reader
                 summarises a long section with (parts read, all parts).
 
         Raises UsageError: a document, the question or a setting is wrong. LengthError: the question
         is too long; HistoryError: with its history. ReaderError: the reader gives no answer."""
-        from esa_cli.qa.answering.passage_choice import is_quoted
-        from esa_cli.qa.answering.sentence_check import check_answer_sentences
         from esa_cli.qa.attention_evidence import answer_from_kv_cache
-        from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.presets.preset import choose_sampling_options
-        from esa_cli.qa.reading.reader import MAX_PASSAGES, SamplingParams
+        from esa_cli.qa.reading.reader import SamplingParams
 
         if not all(isinstance(turn, Turn) for turn in history):
             hint = 'for example: history=[Turn("Who is Ahab?", "A captain.")]'
@@ -273,7 +261,7 @@ class Esa(AbstractContextManager["Esa"]):
         if not isinstance(evidence, int) or evidence < 0:
             wrong = f"evidence must be a number of passages, got {evidence!r}"
             raise UsageError(wrong, "for example: evidence=5")
-        started, first = time.perf_counter(), list[float]()
+        started = time.perf_counter()
         books = self._open_books(question, books, [turn.question for turn in history[-1:]])
         if self.spans is None:  # the paper: selected rows of every layer
             if thorough:
@@ -288,155 +276,16 @@ class Esa(AbstractContextManager["Esa"]):
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-            self._last = books, weights
-            return reply
-        parts = [] if self.reader is not None else split_question(question)
-        if len(parts) > 1:
-            options = {"evidence": evidence, "thorough": thorough, "progress": progress}
-            return self._ask_parts(parts, books, history, on_text, options)
-
-        def forward_text_piece(text_piece: str) -> None:
-            first.append(time.perf_counter())
-            if on_text is not None:
-                on_text(text_piece)
-
-        limits = choose_sampling_options(self.preset.generation, max_new_tokens, temperature, top_p)
-        sampling = SamplingParams(max_new_tokens, *limits[1:], seed)
-        asked = self.spans.count_question_tokens(question)
-        about = self._answer_about_section(question, books, sampling, forward_text_piece, progress)
-        if about is not None:
-            reply, shown, questions = about, about.evidence, [question]
         else:
-            passages = self._rank_passages(question, books, history, thorough, progress)
-            reader: Reader = self.reader if self.reader and passages else self.spans
-            with self.run_without_method():
-                reply = reader.answer(question, passages, history, sampling, forward_text_piece)
-            reply = replace(reply, evidence=tuple(passages), answered_from="text")
-            shown = reply.evidence[:MAX_PASSAGES]
-            questions = [*(turn.question for turn in history), question]
-        if self.reader is not None and reply.certainty is None:  # the other model wrote the answer
-            score = partial(self.search.score_passages, passages=shown, books=books)
-            lowercase = self._is_usually_lowercase
-            with self.run_without_method():
-                sentences = check_answer_sentences(reply.text, questions, shown, lowercase, score)
-            reply = replace(reply, sentences=sentences)
-        passages, weights = compute_passage_weights(reply.evidence, books)
-        if (quoted := reply.quotation) is not None:
-            by_name = {book.document.name: book.document for book in books}
-            place = find_place(by_name[quoted.document], quoted.start)._asdict()
-            passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
-        self._last = books, weights
-        reply = replace(
-            reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
-            first_token_s=(first or [started])[0] - started,
-            total_s=time.perf_counter() - started,
-            read=all(book.index is not None for book in books),
-        )  # fmt: skip
-        if about is not None and not about.found:  # it says which chapter is missing
-            return reply
-        return self._add_doubts(reply, question, books)
-
-    def _add_doubts(self, reply: Reply, question: str, books: Sequence[Book]) -> Reply:
-        """Returns a reply with the missing words and names of a question that has no certain
-        answer, and with the foreign languages of the documents that are quoted or shown."""
-        finder = self.search.get_passage_finder(books)
-        certainty = "answer" if reply.text == NEEDS_READER else reply.certainty
-        missing = [] if certainty == "answer" else finder.index.list_missing_words(question)
-        lowercase = self._is_usually_lowercase
-        names = finder.list_names(question, lowercase) if certainty == "nothing" else []
-        cited = {one.document for one in reply.quotations or reply.evidence}
-        return replace(
-            reply, missing_words=tuple(missing), names=tuple(names),
-            foreign_languages=tuple(finder.list_foreign_languages(cited)),
-        )  # fmt: skip
-
-    def _ask_parts(
-        self, parts: Sequence[str], books: Sequence[Book], history: Sequence[Turn],
-        on_text: Callable[[str], None] | None, options: dict[str, Any],
-    ) -> Reply:  # fmt: skip
-        """Asks the parts of a question, each after the one before, and joins their answers."""
-        replies, turns, weights = list[Reply](), [*history], list[Any]()
-        for part in parts:
-            replies.append(self.ask(part, books, history=turns, **options))
-            turns.append(Turn(part, part))  # what answers it is no part of the next question
-            weights.append(self._get_last_answer()[1])
-        self._last = self._get_last_answer()[0], sum(weights[1:], weights[0]) / len(weights)
-        reply = join_replies(parts, replies, options["evidence"])
-        if on_text is not None:
-            on_text(reply.text_with_certainty)
-        return reply
-
-    def _answer_about_section(
-        self, question: str, books: Sequence[Book], sampling: SamplingParams,
-        on_text: Callable[[str], None], progress: Progress | None,
-    ) -> Reply | None:  # fmt: skip
-        """Answers a request for the contents of a section; returns None for other questions."""
-        from esa_cli.qa import sections
-
-        if self.preset.answer.form == "span":
-            return None
-        documents = [book.document for book in books]
-        asked = sections.find_asked_section(question, documents)
-        if asked is None:
-            text = sections.describe_missing_section(question, documents)
-            if not text:
-                return None
-            on_text(text)
-            return Reply(text, found=False, certainty="nothing", answered_from="text")
-        book = books[asked.document]
-        library = self.documents.library if self.documents.keep else None
-        with self.run_without_method():
-            if self.reader is None:
-                return sections.quote_section(self.search, book, asked)
-            folder = library.root / "summaries" if library and library.exists else None
-            return sections.summarise_section(
-                self.reader, question, book.document, asked.section, sampling, on_text,
-                folder=folder, progress=progress,
+            given = max_new_tokens, temperature, top_p
+            _, *warmth = choose_sampling_options(self.preset.generation, *given)
+            reply, weights = self.answerer.answer(
+                question, books, history, SamplingParams(max_new_tokens, *warmth, seed),
+                evidence=evidence, on_text=on_text, thorough=thorough, progress=progress,
+                started=started,
             )  # fmt: skip
-
-    def _rank_passages(
-        self, question: str, books: Sequence[Book], history: Sequence[Turn], thorough: bool,
-        progress: Progress | None,
-    ) -> list[Passage]:  # fmt: skip
-        """Finds and reads passages for a question; the most probable span comes first.
-
-        If that is not certain, passages that are found for the last turn and the question are read
-        as well, alone and after the last question; a span that then repeats the last answer answers
-        only the last question. A question without content words, such as "Why?", is read only with
-        the last turn."""
-        from esa_cli.qa.answering.reply import find_last_answered_turn, repeats_answer
-
-        assert self.spans is not None
-        spans, finder = self.spans, self.search.get_passage_finder(books)
-        count = max(self.preset.answer.passages, THOROUGH * thorough)
-        reranker = self.load_reranker() if thorough else None
-        texts = {document.name: document.text for document in finder.documents}
-        scorer = None if reranker is None else partial(reranker.score_passages, progress=progress)
-
-        def find_and_read(searched: str, asked: str) -> list[Passage]:
-            with self.run_without_method():
-                found = self.search.find_passages_to_read(searched, books, count, scorer)
-                unmentioned = finder.rate_unmentioned_names(asked, self._is_usually_lowercase)
-                named = finder.find_named_documents(searched)
-                return spans.rank_passages(asked, found, unmentioned, progress, named, texts)
-
-        passages, last = list[Passage](), find_last_answered_turn(history)
-        if last is None or all(find_content_words(question, one) for one in finder.index.languages):
-            passages = find_and_read(question, question)
-            best = passages[0].probability if passages else None
-            is_certain = spans.combination.get_certainty(best or 0.0) == "answer"
-            if is_certain or last is None:
-                return passages
-        turn, both = f"{last.question} {last.answer} {question}", f"{last.question} {question}"
-        by_place = {(one.document, one.start): (one.score - ALONE, one) for one in passages}
-        for searched, asked in ((turn, question), (both, both)):
-            for one in find_and_read(searched, asked):
-                start, end = one.quote or (one.start, one.start)
-                quoted = one.text[start - one.start : end - one.start]
-                if asked == question or not repeats_answer(quoted, last.answer):
-                    place, other = (one.document, one.start), (one.score, one)
-                    by_place[place] = max(by_place.get(place, other), other, key=lambda one: one[0])
-        return [one for _, one in sorted(by_place.values(), key=lambda one: -one[0])]
+        self._last = books, weights
+        return reply
 
     def load_reranker(self) -> CrossEncoder | None:
         """Loads the preset's reranker, if it names one, for this and later questions. Raises

@@ -17,8 +17,8 @@ from esa_cli.qa.answering.reply import says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import find_sentence_spans
+from esa_cli.qa.reading.passage_reader import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.qa.reading.reader import Reader, SamplingParams
-from esa_cli.qa.reading.span import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 

@@ -19,11 +19,13 @@ from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.question_parts import join_replies
 from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
-from esa_cli.qa.api import THOROUGH, Esa
+from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.passage_answers import THOROUGH
 from esa_cli.qa.presets.preset import HEAD, load_preset
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.span import AnswerCombination, collapse_spaces
+from esa_cli.qa.reading.passage_reader import collapse_spaces
+from esa_cli.qa.reading.span import AnswerCombination
 from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20

@@ -32,8 +32,8 @@ from esa_cli.qa.collecting import (
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
 from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.reading.passage_reader import PassageReading, Span, normalise_answer
 from esa_cli.qa.reading.reader import SamplingParams
-from esa_cli.qa.reading.span import PassageReading, Span, normalise_answer
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]

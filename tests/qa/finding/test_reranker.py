@@ -20,9 +20,10 @@ from transformers import (
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.cross_encoder import CrossEncoder
-from esa_cli.qa.api import THOROUGH, Esa
+from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.finder_choice import locate_and_fetch_reranker
 from esa_cli.qa.finding.passage_finder import BY_WORDS, add_token_ranges
+from esa_cli.qa.passage_answers import THOROUGH
 
 QUESTION = "Who has the key of the gate?"
 KEEPERS = [f"Keeper {at} of the old gate has key number {at * at}. " * 4 for at in range(90)]

@@ -21,18 +21,17 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
 from esa_cli.qa.presets.preset import PROMPT
-from esa_cli.qa.reading import span
-from esa_cli.qa.reading.reader import SamplingParams
-from esa_cli.qa.reading.span import (
-    AnswerCombination,
+from esa_cli.qa.reading import passage_reader, span
+from esa_cli.qa.reading.passage_reader import (
     PassageReader,
     PassageReading,
     Span,
-    SpanReader,
     collapse_spaces,
     find_most_probable_span,
     find_negation,
 )
+from esa_cli.qa.reading.reader import SamplingParams
+from esa_cli.qa.reading.span import AnswerCombination, SpanReader
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -89,7 +88,7 @@ def test_each_passage_is_read_as_alone_and_by_transformers(
     byte_model: Any, byte_level: Any, fuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In batches, padded, with the adapter's matrices added or beside the layers."""
-    monkeypatch.setattr(span, "can_fuse_model", lambda model: fuses)
+    monkeypatch.setattr(passage_reader, "can_fuse_model", lambda model: fuses)
     made = make_reader(byte_model, byte_level)
     readings, head = (
         made.read_passages(QUESTION, PASSAGES),

@@ -15,8 +15,8 @@ import torch
 from esa_cli import Esa
 from esa_cli.documents.document import find_sentence_ends, is_table_row
 from esa_cli.documents.readers.heading_cells import has_names_above_numbers
-from esa_cli.qa.reading import span
-from esa_cli.qa.reading.span import find_most_probable_span
+from esa_cli.qa.reading import passage_reader
+from esa_cli.qa.reading.passage_reader import find_most_probable_span
 from esa_cli.qa.reading.table_rows import (
     find_cell_ends,
     find_named_row,
@@ -53,7 +53,7 @@ def cut(passage: str, seed: int) -> list[tuple[int, int]]:
 def test_the_span_is_the_best_of_a_loop(
     passage: str, seed: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span, "MAX_TOKENS", longest)
+    monkeypatch.setattr(passage_reader, "MAX_TOKENS", longest)
     torch.manual_seed(seed)
     offsets, words = cut(passage, seed), WordBoundaries(passage)
     starts, ends = 2 * torch.randn(2, len(offsets))
