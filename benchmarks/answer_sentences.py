@@ -23,7 +23,7 @@ ROWS = Path(__file__).with_suffix(".yaml")
 def check_half(esa: Any, half: list[dict[str, Any]], by_words: bool) -> Iterator[dict[str, Any]]:
     """A row for each sentence of a half, whose passages are one document."""
     from esa_cli import Document, Passage
-    from esa_cli.qa.answering.sentence_check import check_answer_sentences
+    from esa_cli.qa.answering.sentence_check import AnswerCheck
     from esa_cli.qa.finding.passage_finder import add_token_ranges
 
     text = "\n\n".join(one["passage"] for one in half)
@@ -37,9 +37,9 @@ def check_half(esa: Any, half: list[dict[str, Any]], by_words: bool) -> Iterator
 
     for one in half:
         for kind, sentence in one["sentences"]:
-            checked = check_answer_sentences(
-                sentence, [one["question"]], passages, esa.answerer.is_usually_lowercase, score
-            )
+            lowercase = esa.answerer.is_usually_lowercase
+            check = AnswerCheck(sentence, [one["question"]], passages, lowercase, score)
+            checked = check.check_sentences()
             ok = all(part.supported for part in checked)
             missing = [word for part in checked for word in part.missing]
             yield {"sentence": sentence, "kind": kind, "marked": not ok, "missing": missing}

@@ -65,7 +65,7 @@ def main() -> None:
             for name, reduced in zip(WAYS, ways, strict=True):
                 within[name] = []
                 for depth in DEPTHS:
-                    passages = finder.find_passages(question["question"], depth, reduced=reduced)
+                    passages = finder.find_passages(question["question"], depth, reduced)
                     place = rank([(one.start, one.end) for one in passages], question["passage"])
                     within[name].append(place is not None)
                 found[name, question["kind"]].append(within[name])

@@ -112,7 +112,7 @@ def find_rank(question: Question, late: Tensor, words: float) -> int:
 
     share = divide_by_highest(question.bm25)
     total = late @ question.late + words * share
-    scores = WindowScores(total, share, total > -1, read=True)
+    scores = WindowScores(total, share, total > -1, question.late)
     windows = question.finder.index.windows
     places = zip(windows, question.right.tolist(), strict=True)
     right = {(window.start, window.end) for window, is_right in places if is_right}

@@ -66,8 +66,7 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Linear:
-        """Returns the projections to `rank` dimensions, or F if F is less, with the smallest error
-        of equation (7).
+        """Returns the projections to min(`rank`, F) dimensions with the least error of (7).
 
         For independent queries and keys with second moments Sq and Sk, the error of projections A
         and B is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The best A and B are the truncated

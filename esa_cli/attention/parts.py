@@ -104,8 +104,7 @@ class Selector(ABC):
         at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Is called after every chunk's attention, with the log-sum-exp of attention in `step.lse`;
-        the base class does nothing."""
+        """Is called after every chunk's attention, whose log-sum-exp is in `step.lse`."""
         return
 
     def new_layer_state(self) -> LayerState | None:

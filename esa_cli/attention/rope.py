@@ -27,8 +27,7 @@ class Rope:
 
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
-        preallocate: whether the table is made larger than needed, for later positions.
-        pairs: which dimensions rotate together."""
+        preallocate: whether the table is made larger than needed. pairs: see `Pairs`."""
 
     rotates = True  # whether `rotate` depends on positions
 

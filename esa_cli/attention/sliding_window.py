@@ -20,8 +20,7 @@ class SlidingWindowAttention:
     """Causal attention of a query to its own and the W - 1 tokens before, at true distances.
 
     Args:
-        window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
-        cap: soft cap of the logits; 0 stands for none."""
+        window: W, in tokens. scale: factor of q . k. cap: soft cap of the logits; 0: none."""
 
     def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
         self.window, self.rope, self.scale, self.cap = window, rope, scale, cap

@@ -209,8 +209,7 @@ class Step:
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Returns the attention logits (H, C, K) of the middle tokens at offsets (K,), for the
-        query heads `heads` or for all."""
+        """Returns the logits (H, C, K) of the middle tokens at offsets (K,) for `heads` or all."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._compute_logits(self.rotated(rotate), keys, heads)
 

@@ -219,8 +219,7 @@ def _register_full_attention(
 
 
 def _stretch(position_name: str, preset: PresetSizes) -> dict[str, Any]:
-    """Returns the settings of a position encoding, whose factor is the length of document and
-    question as a number of trained windows, rounded up."""
+    """Returns a position encoding whose factor is how many trained windows the text takes."""
     taken = preset.length + ROOM if preset.length else 0
     return {"name": position_name, "factor": float(max(1, math.ceil(taken / preset.context)))}
 

@@ -52,8 +52,7 @@ def sum_attention_weights(step: Step) -> Tensor:
 class ReceivedAttention:
     """The sums of the attention weights that N tokens received from H heads, as numbers (N, H).
 
-    Since queries are not stored, `before_chunks` caches the sums before each of the last chunks, so
-    that cropping tokens can restore the sums."""
+    As queries are not stored, `before_chunks` has the sums before the last chunks, for crops."""
 
     rows: GrowingRowMatrix
     before_chunks: dict[int, Tensor] = field(default_factory=dict)

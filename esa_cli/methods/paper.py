@@ -1,7 +1,6 @@
 """Registers the classes in `attention/`, and the ESA paper's method under the name `esa`.
 
-The method `esa` sets selector, score and position encoding; windows and compressor come from the
-preset."""
+The method `esa` sets selector, score and position encoding, the preset windows and compressor."""
 
 from __future__ import annotations
 

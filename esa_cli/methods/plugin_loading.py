@@ -78,8 +78,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception's text, with the file and line that raised the exception, or the line
-    of a file that Python cannot parse."""
+    """Returns an exception's text with its file and line, or the line that Python cannot parse."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError):

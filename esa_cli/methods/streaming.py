@@ -4,12 +4,10 @@ The method `streaming-llm` (Xiao et al., arXiv 2309.17453) attends to the initia
 tokens, numbered as one text. The method `lm-infinite` (Han et al., arXiv 2308.16137) attends to the
 initial and the last K + L tokens, too, with the initial tokens at distance L. The method
 `lm-infinite-topk` also selects, for each query head in layers from `first_layer` on, the k middle
-tokens with the highest logits for the chunk's last query, at a distance of at most half the trained
-window.
+tokens with the highest logits for the chunk's last query, at most half the trained window away.
 
 The preset sets the numbers of tokens I, L and k, so that methods are compared at one budget. Unlike
-in the published methods, local tokens move by whole chunks, and tokens that are no longer local
-remain cached."""
+as published, local tokens move by whole chunks, and those that are no longer local stay cached."""
 
 from __future__ import annotations
 

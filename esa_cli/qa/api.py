@@ -221,8 +221,7 @@ class Esa(AbstractContextManager["Esa"]):
                 exceptions pass through; the library keeps what was stored until then.
             keep: whether a new index or KV cache is stored; None means as this `Esa` was made.
 
-        Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
-        LibraryError: it is in the library, and damaged."""
+        Raises DocumentError: it cannot be parsed. ResourceError: no room. LibraryError: damaged."""
         return self.documents.ingest(source, progress, keep)
 
     def ask(
@@ -278,9 +277,9 @@ class Esa(AbstractContextManager["Esa"]):
             )  # fmt: skip
         else:
             given = max_new_tokens, temperature, top_p
-            _, *warmth = choose_sampling_options(self.preset.generation, *given)
+            limits = choose_sampling_options(self.preset.generation, *given)
             reply, weights = self.answerer.answer(
-                question, books, history, SamplingParams(max_new_tokens, *warmth, seed),
+                question, books, history, SamplingParams(max_new_tokens, *limits[1:], seed),
                 evidence=evidence, on_text=on_text, thorough=thorough, progress=progress,
                 started=started,
             )  # fmt: skip
@@ -288,8 +287,7 @@ class Esa(AbstractContextManager["Esa"]):
         return reply
 
     def load_reranker(self) -> CrossEncoder | None:
-        """Loads the preset's reranker, if it names one, for this and later questions. Raises
-        ModelError, PresetError: it cannot be used."""
+        """Loads the preset's reranker, if any, once. Raises ModelError, PresetError."""
         if self._reranker is None and self.preset.answer.reranker is not None:
             from esa_cli.models.cross_encoder import CrossEncoder
             from esa_cli.qa.finding.finder_choice import locate_and_fetch_reranker
@@ -319,8 +317,7 @@ class Esa(AbstractContextManager["Esa"]):
         Args:
             books: as for `ask`. minimum, every: see `collecting.choose_passages_to_read`.
             least: the minimum confidence of a place without `reader`; see `collecting.LEAST`.
-            progress: called with (passages read, passages chosen); its exceptions pass through.
-            after: an earlier run, which is continued.
+            progress: called with (passages read, passages chosen). after: a run to continue.
 
         Raises UsageError: document or question is wrong, or answers come from the KV cache."""
         from esa_cli.qa import collecting

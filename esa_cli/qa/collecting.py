@@ -58,7 +58,7 @@ def choose_passages_to_read(
     probability. None means all of at most `WHOLE` passages, else those that reach `SIEVE` or
     `NEAR`, and all of documents without reduced keys, whose score misses other words."""
     finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
-    found, index = finder.score_windows(question, reduced=reduced), finder.index
+    found, index = finder.score_windows(question, reduced), finder.index
     probabilities = found.total.sigmoid()
     late = torch.full_like(found.total, torch.nan) if found.late is None else found.late[0]
     unread = late.isnan()
@@ -91,8 +91,7 @@ AnswerSpanFinder = Callable[[Sequence[Passage]], list[list[AnswerSpan]]]
 def make_log_odds_span_finder(
     reader: PassageReader, question: str, least: float | None = None, whole: bool = False
 ) -> AnswerSpanFinder:
-    """Returns a function that finds the most probable answer span in each passage, if the log-odds
-    that the passage contains an answer are high enough.
+    """Returns a function that finds the best span of each passage whose log-odds are high enough.
 
     Args:
         least: the minimum of the weighted sum; None means `LEAST` or `LEAST_OF_WHOLE`.

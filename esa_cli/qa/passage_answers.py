@@ -1,5 +1,4 @@
-"""Answers questions from passages that are found and read: a quotation, or a reader model's words,
-with what makes it doubtful."""
+"""Answers questions from passages that are found and read, and says what is doubtful about it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from esa_cli.qa.answering.reply import (
     find_last_answered_turn,
     repeats_answer,
 )
-from esa_cli.qa.answering.sentence_check import check_answer_sentences
+from esa_cli.qa.answering.sentence_check import AnswerCheck
 from esa_cli.qa.evidence import compute_passage_weights
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book
@@ -32,11 +31,9 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
 ALONE = 1.0
-"""The log-odds by which an uncertain answer to a question alone is rated lower than one that uses
-the last turn; benchmarks/conversation.py."""
+"""The log-odds that uncertain answers without the last turn lose; benchmarks/conversation.py."""
 THOROUGH = 32
-"""The minimum number of passages that are read for a thorough answer; 64 answer no more of the
-development questions of benchmarks/book_questions."""
+"""The least passages read for a thorough answer; 64 answer no more development questions."""
 
 
 class PassageAnswerer:
@@ -77,10 +74,9 @@ class PassageAnswerer:
             questions = [*(turn.question for turn in history), question]
         if esa.reader is not None and reply.certainty is None:  # the other model wrote the answer
             score = partial(esa.search.score_passages, passages=shown, books=books)
-            lowercase = self.is_usually_lowercase
+            check = AnswerCheck(reply.text, questions, shown, self.is_usually_lowercase, score)
             with esa.run_without_method():
-                sentences = check_answer_sentences(reply.text, questions, shown, lowercase, score)
-            reply = replace(reply, sentences=sentences)
+                reply = replace(reply, sentences=check.check_sentences())
         passages, weights = compute_passage_weights(reply.evidence, books)
         if (quoted := reply.quotation) is not None:
             by_name = {book.document.name: book.document for book in books}
@@ -160,8 +156,7 @@ class PassageAnswerer:
 
         If that is not certain, passages that are found for the last turn and the question are read
         as well, alone and after the last question; a span that then repeats the last answer answers
-        only the last question. A question without content words, such as "Why?", is read only with
-        the last turn."""
+        only the last question. Questions without content words ("Why?") are read only so."""
         esa, finder = self.esa, self.esa.search.get_passage_finder(books)
         count = max(esa.preset.answer.passages, THOROUGH * thorough)
         reranker = esa.load_reranker() if thorough else None

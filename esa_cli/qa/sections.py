@@ -301,8 +301,7 @@ def summarise_section(
     on_text: Callable[[str], None], *, folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Reply:  # fmt: skip
-    """Has a reader answer a request for a section's contents. A section beyond the reader's window
-    is summarised in parts, and the summaries together.
+    """Has a reader answer for a section, or for the summaries of its parts if it is too long.
 
     Args:
         folder: where the summaries of parts are kept until the answer is there, so that the same

@@ -20,8 +20,8 @@ from esa_cli.qa.finding.passage_finder import (
     Passage,
     PassageSearch,
     add_token_ranges,
-    find_passages_with_words,
 )
+from esa_cli.qa.finding.word_search import find_passages_with_words
 from esa_cli.qa.presets.preset import load_preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40

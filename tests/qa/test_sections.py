@@ -16,13 +16,8 @@ from esa_cli.errors import ReaderError
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import (
-    Book,
-    PassageFinder,
-    PassageSearch,
-    ReducedQueries,
-    find_passages_with_words,
-)
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, PassageSearch, ReducedQueries
+from esa_cli.qa.finding.word_search import find_passages_with_words
 from esa_cli.qa.reading.reader import SamplingParams, ignore_text
 from esa_cli.qa.sections import (
     AskedSection,

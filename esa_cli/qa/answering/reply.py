@@ -165,8 +165,7 @@ class Reply:
         return " ".join(said)
 
     def describe_foreign_languages(self) -> str:
-        """Returns a sentence about the foreign languages, or "" if there are none, or if the text
-        was not quoted from passages."""
+        """Returns a sentence about the foreign languages of a quotation, or ""."""
         if self.certainty is None or not self.foreign_languages:
             return ""
         what = "There are passages" if self.quotation is None else "The quoted document is"

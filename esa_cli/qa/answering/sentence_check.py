@@ -72,35 +72,6 @@ _WRITTEN_NUMBER = re.compile(
 )
 
 
-def check_answer_sentences(
-    answer: str, asked: Sequence[str], passages: Sequence[Passage],
-    is_usually_lowercase: Callable[[str], bool], score_passages: PassageScorer,
-) -> tuple[CheckedSentence, ...]:  # fmt: skip
-    """Checks the sentences of an answer, but no headings, and none that say that nothing is told.
-
-    Args:
-        asked: the question, and the earlier questions, whose names and numbers need no passage.
-        passages: as the other model was shown them; `[2]` in the answer cites the second.
-        score_passages: computes the late interaction of a sentence with each passage."""
-    shown = _ShownPassages(asked, passages, answer, is_usually_lowercase, score_passages)
-    bare = _LIST_MARK.sub(_blank_match, _CITATION.sub(_blank_match, answer))
-    spans = find_sentence_spans(bare)
-    citations = _find_citations(answer, [start for start, _ in spans])
-    quoted = [match.span() for match in _QUOTED.finditer(bare)]
-    out = []
-    for number, (start, end) in enumerate(spans):
-        sentence, (cited, cited_end) = bare[start:end], citations.get(number, ([], 0))
-        tells_nothing = _NOT_TOLD.match(sentence) or says_nothing_found(sentence)
-        if _HEADING.match(sentence) or tells_nothing:
-            continue
-        quotations = [bare[a + 1 : b - 1] for a, b in quoted if a < end and start < b]
-        if found := shown.check_sentence(sentence, quotations, cited):
-            passage, missing = found
-            end = max(end, cited_end)
-            out.append(CheckedSentence(start, end, not missing, passage, missing))
-    return tuple(out)
-
-
 def _blank_match(match: re.Match[str]) -> str:
     """Returns spaces in place of a match, so that all offsets stay the same."""
     return " " * len(match[0])
@@ -117,13 +88,19 @@ def _find_citations(answer: str, starts: Sequence[int]) -> dict[int, tuple[list[
     return out
 
 
-class _ShownPassages:
-    """The words, numbers and names of passages that another model was shown, and of questions."""
+class AnswerCheck:
+    """Checks the sentences of an answer by the words, numbers and names of passages and questions.
+
+    Args:
+        asked: the question, and the earlier questions, whose names and numbers need no passage.
+        passages: as the other model was shown them; `[2]` in the answer cites the second.
+        score_passages: computes the late interaction of a sentence with each passage."""
 
     def __init__(
-        self, asked: Sequence[str], passages: Sequence[Passage], answer: str,
+        self, answer: str, asked: Sequence[str], passages: Sequence[Passage],
         is_usually_lowercase: Callable[[str], bool], score_passages: PassageScorer,
     ) -> None:  # fmt: skip
+        self._answer = answer
         texts = [one.text for one in passages]
         places = [f"{one.document} {one.chapter or ''} {one.page or ''}" for one in passages]
         self._language, script = _describe_writing(" ".join(texts))
@@ -141,7 +118,26 @@ class _ShownPassages:
         self._numbers = {value for _, values in numbers for value in values}
         self._letters = [f" {_join_words(text)} " for text in texts]
 
-    def check_sentence(
+    def check_sentences(self) -> tuple[CheckedSentence, ...]:
+        """Checks the sentences, but no headings, and none that say that nothing is told."""
+        bare = _LIST_MARK.sub(_blank_match, _CITATION.sub(_blank_match, self._answer))
+        spans = find_sentence_spans(bare)
+        citations = _find_citations(self._answer, [start for start, _ in spans])
+        quoted = [match.span() for match in _QUOTED.finditer(bare)]
+        out = []
+        for number, (start, end) in enumerate(spans):
+            sentence, (cited, cited_end) = bare[start:end], citations.get(number, ([], 0))
+            tells_nothing = _NOT_TOLD.match(sentence) or says_nothing_found(sentence)
+            if _HEADING.match(sentence) or tells_nothing:
+                continue
+            quotations = [bare[a + 1 : b - 1] for a, b in quoted if a < end and start < b]
+            if found := self._check_sentence(sentence, quotations, cited):
+                passage, missing = found
+                end = max(end, cited_end)
+                out.append(CheckedSentence(start, end, not missing, passage, missing))
+        return tuple(out)
+
+    def _check_sentence(
         self, sentence: str, quotations: Sequence[str], cited: Sequence[int]
     ) -> tuple[int | None, tuple[str, ...]] | None:
         """Returns the number from 1 of the passage that a sentence fits best, if any, and what the

@@ -125,8 +125,7 @@ class Session(AbstractContextManager["Session"]):
         return [one.projection for one in self.cache.layer_kv_caches]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Replaces the documents in the KV cache by the concatenation of `documents`, unless these
-        are open.
+        """Replaces the documents in the KV cache by joined `documents`, unless these are open.
 
         Raises UsageError: there is no document, or there are several and cannot be joined.
         PresetError: a document was prefilled without the reduced keys that the method needs."""
@@ -248,8 +247,7 @@ class Session(AbstractContextManager["Session"]):
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
             max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
-            on_text: called with each piece of the answer. trace: called with the `ChunkTrace` of
-                each chunk of each layer.
+            on_text: called with each piece of the answer. trace: with each chunk's `ChunkTrace`.
 
         Raises UsageError: no document is prefilled to its end, the question is empty, or a setting
         is out of range. LengthError, HistoryError: the question, or its history, is too long.

@@ -1,5 +1,4 @@
-"""Chooses and opens the finder that a preset names: trained here, of the hub, or on a server; and
-fetches its reranker."""
+"""Opens a preset's finder, which is trained here, of the hub, or on a server, and its reranker."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def read_finder_sizes(
 
 def locate_and_fetch_reranker(name: str, progress: StageProgress = ignore_stage_progress) -> Path:
     """Returns the folder of a reranker, which is fetched from the hub if `name` is no folder.
-    Raises PresetError: there is none of this name. ModelError, ResourceError: see
-    `fetch_hub_snapshot`."""
+    Raises PresetError: there is none. ModelError, ResourceError: see `fetch_hub_snapshot`."""
     if (folder := find_folder_with_file(name, "reranker", "config.json")) is not None:
         return folder
     try:

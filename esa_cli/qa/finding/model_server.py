@@ -39,9 +39,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url_text: str, kind: Literal["reader", "finder"]) -> ServerAddress:
-        """Parses a URL, and reads the API key from $ESA_READER_KEY or $ESA_FINDER_KEY. Raises
-        UsageError: one is wrong, the key would go unencrypted to another machine, or the package
-        requests is missing."""
+        """Parses a URL, and reads the key from $ESA_READER_KEY or $ESA_FINDER_KEY. UsageError: one
+        is wrong or would leave this machine unencrypted, or the package requests is missing."""
         if importlib.util.find_spec("requests") is None:
             wrong = f"a {kind} on a server needs the package requests"
             raise UsageError(wrong, "run pip install 'esa-cli[reader]'")

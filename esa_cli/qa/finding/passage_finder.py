@@ -12,9 +12,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -37,7 +36,6 @@ from esa_cli.qa.finding.words import (
     SentenceWords,
     cannot_be_name,
     capitals_indicate_names,
-    list_sentence_words,
     locate_question_words,
 )
 from esa_cli.storage.library import LibraryEntry
@@ -132,8 +130,8 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     if len(prefilled) == len(books):
         rows = locate_document_texts(prefilled)
     else:  # their texts, one after the other
-        ends = list(accumulate(len(book.spans) for book in books))
-        rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
+        sizes = (len(book.spans) for book in books)
+        rows = [range(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
     documents = [book.document for book in books]
     names = [one.name for one in documents]
     sources = [one.source if names.count(one.name) > 1 else one.name for one in documents]
@@ -157,8 +155,7 @@ class Ranking(NamedTuple):
         words: the weight in this sum of BM25, as a share of the highest, in other languages than
             English, for which the finder was not trained.
         late_odds: an intercept, and the weights of this sum and of the sum less the highest sum.
-        bm25_odds: an intercept, and the weight of BM25 as a share of the highest, for documents
-            without a token index."""
+        bm25_odds: an intercept, and the weight of this BM25 where there is no token index."""
 
     late: Sequence[float] = (30.0, 9.0, 9.0, 9.0)
     words: float = 4.0
@@ -210,8 +207,7 @@ class WindowScores(NamedTuple):
     total: Tensor  # the log-odds that a window answers, which rank the windows
     words: Tensor  # BM25 alone, as a share of the highest
     fitting: Tensor  # bool, whether the window may answer; see `PassageFinder.score_windows`
-    read: bool  # whether any document has a token index
-    late: Tensor | None = None
+    late: Tensor | None = None  # None: no document has a token index
 
 
 PassageScorer = Callable[[str, Sequence[str]], Tensor]
@@ -311,24 +307,17 @@ class PassageFinder:
         return found if len(found) < len(self.documents) else set()
 
     def find_passages(
-        self, question: str, count: int, *, reduced: ReducedQueries | None = None,
+        self, question: str, count: int, reduced: ReducedQueries | None = None,
         rerank: PassageScorer | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Returns the best `count` windows, but none that overlaps a better one by half or more.
-        `rerank` scores all windows for the question, in place of the finder."""
-        scores, order = self.score_windows(question, reduced=reduced), None
-        if rerank is not None:
-            numbers = self.index.documents
-            texts = [
-                self.documents[number].text[window.start : window.end]
-                for window, number in zip(self.index.windows, numbers, strict=True)
-            ]
-            order = rerank(question, texts)
-        return self.pick_best_passages(scores, count, order)
+        """Returns the best `count` windows, as `pick_best_passages` does; `rerank` scores all
+        windows for the question, in place of the finder."""
+        windows = zip(self.index.documents, self.index.windows, strict=True)
+        texts = (self.documents[number].text[one.start : one.end] for number, one in windows)
+        order = None if rerank is None else rerank(question, list(texts))
+        return self.pick_best_passages(self.score_windows(question, reduced), count, order)
 
-    def score_windows(
-        self, question: str, *, reduced: ReducedQueries | None = None
-    ) -> WindowScores:
+    def score_windows(self, question: str, reduced: ReducedQueries | None = None) -> WindowScores:
         """Scores all windows for a question, and judges which windows may answer because they have,
         or are near, a word of the question or, with `reduced`, a similar meaning."""
         bm25 = self.index.compute_bm25_scores(question)
@@ -338,7 +327,7 @@ class PassageFinder:
         less = OTHER * others[self.index.documents]
         total = ranking.compute_bm25_odds(words) - less
         if reduced is None or not self._indexed:
-            return WindowScores(total, words, fitting, read=False)
+            return WindowScores(total, words, fitting)
         late = self.score_by_late_interaction(reduced)
         # With a token index all windows may answer, unless no word occurs and none is similar.
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
@@ -347,7 +336,7 @@ class PassageFinder:
         sums = (torch.tensor(ranking.late) @ late + foreign_words)[read]
         intercept, own, gap = ranking.late_odds
         total[read] = intercept + own * sums + gap * (sums - sums.max()) - less[read]
-        return WindowScores(total, words, fitting, read=True, late=late)
+        return WindowScores(total, words, fitting, late)
 
     def score_by_late_interaction(self, reduced: ReducedQueries) -> Tensor:
         """Returns the late interaction of all windows, alone and with each number of neighbours in
@@ -366,7 +355,7 @@ class PassageFinder:
         `order` are scores (windows,) of a reranker, by which windows are better."""
         picked, overlapping = list[int](), set(self._in_contents)
         order = scores.total if order is None else order
-        bm25_count = count // BY_WORDS if scores.read else 0
+        bm25_count = 0 if scores.late is None else count // BY_WORDS
         for ranking, limit in ((order, count - bm25_count), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
                 if len(picked) >= limit:
@@ -469,10 +458,9 @@ class PassageSearch:
         self, question: str, books: Sequence[Book], count: int,
         rerank: PassageScorer | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Returns the best `count` passages, from which a reader model will answer; see
-        `PassageFinder.find_passages`."""
+        """Returns the best `count` passages, to be read; see `PassageFinder.find_passages`."""
         finder, reduced = self.get_passage_finder(books), self.encode_question(question, books)
-        found = finder.find_passages(question, count, reduced=reduced, rerank=rerank)
+        found = finder.find_passages(question, count, reduced, rerank)
         return finder.place_at_words(found, question)
 
     @torch.inference_mode()
@@ -495,7 +483,7 @@ class PassageSearch:
             hint = "set count to None to get all passages"
             raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
         finder = self.get_passage_finder(books)
-        scores = finder.score_windows(question, reduced=self.encode_question(question, books))
+        scores = finder.score_windows(question, self.encode_question(question, books))
         least = math.log(WORDLESS / (1 - WORDLESS)) if minimum is None else -torch.inf
         fits = scores.fitting & ((scores.words > 0) | (scores.total >= least))
         total = scores.total.masked_fill(~fits, -torch.inf)
@@ -507,41 +495,3 @@ class PassageSearch:
             minimum = min(ABOVE, best) if count is None else 0.0
         fitting = [one for one in found if (one.probability or 0.0) >= minimum]
         return finder.place_at_words(sorted(fitting, key=lambda one: -one.score), question)
-
-
-def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Passage], int, int]:
-    """Returns passages with the most words of a query, each with a matching sentence of its own;
-    how many words they have; and how many the query has. The passages have no probabilities, since
-    a token index, which is not used, would change these."""
-    if not books:
-        raise UsageError("there is no document to search", "name a document to search")
-    tables = [book.words or list_sentence_words(book.document.text) for book in books]
-    finder = PassageFinder(books)
-    index = finder.index
-    wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
-    having = [_mark_sentences_with_words(wanted, table) for table in tables]
-    unseen = [sentences.any(1) for sentences in having]
-    counts = [
-        int(having[document][window.first : window.last].any(0).sum())
-        for window, document in zip(index.windows, index.documents, strict=True)
-    ]
-    most = max(counts, default=0)
-    passages = list[Passage]()
-    scores = Ranking().compute_bm25_odds(divide_by_highest(index.compute_bm25_scores(query)))
-    for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
-        window, rest = index.windows[at], unseen[index.documents[at]]
-        if counts[at] == most and rest[window.first : window.last].any():
-            rest[window.first : window.last] = False
-            passages.append(replace(finder.make_window_passage(at, scores), probability=None))
-    return finder.place_at_words(passages, query), most, len(wanted)
-
-
-def _mark_sentences_with_words(stems: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
-    """Returns whether each sentence has one of the stems of each word: bool (sentences, words)."""
-    numbers = {word: number for number, word in enumerate(table.vocabulary)}
-    sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))
-    out = numpy.zeros((len(table.counts), len(stems)), dtype=bool)
-    for column, stems_of_word in enumerate(stems):
-        for stem in set(stems_of_word) & numbers.keys():
-            out[sentences[table.ids == numbers[stem]], column] = True
-    return out

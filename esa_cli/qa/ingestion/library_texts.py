@@ -217,8 +217,7 @@ def record_removed_files(
 
 
 def record_removed_files_of_folders(library: Library, paths: Sequence[str]) -> list[str]:
-    """Records which ingested files of the folders among `paths` no longer exist, and returns those
-    of which this was not known."""
+    """Records which ingested files of folders among `paths` are gone; returns the newly gone."""
     removed = list[str]()
     folders = [os.path.abspath(path) for path in paths if os.path.isdir(path)]
     if folders and library.exists:

@@ -116,8 +116,7 @@ class KvCacheCosts(TokenIndexCosts):
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
 
     def count_kv_bytes(self, token_count: int, dtype_bytes: int, on_host: bool) -> tuple[int, int]:
-        """Returns the bytes on the device and in host memory, which with `on_host` has all keys and
-        values but those of local and new tokens."""
+        """Returns the bytes on the device and the host, which with `on_host` has the far tokens."""
         window, token_bytes = self.method.window, self.shape.numbers * dtype_bytes
         if not on_host:
             return self._count_allocated_tokens(token_count) * token_bytes, 0

@@ -29,8 +29,7 @@ a line break takes the attention that finds nothing; the states of a short passa
 token (" the" is another) become all alike, and say nothing."""
 FIELDS = ("{passage}", "{question}")
 HEAD, COMBINATION = "head.safetensors", "combination.json"
-"""The files of an adapter for reading passages: its head, and the weights by which its results and
-search scores become the probability of an answer."""
+"""The files of an adapter for reading: its head, and the weights of an `AnswerCombination`."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -57,8 +56,7 @@ class AnswerSettings(_StrictSettings):
             models list --known`, or the address of a server; None means the preset's model.
         finder: a shipped finder's name, a folder, a hub id of a late interaction model, or the
             address of a server of embeddings.
-        reranker: the folder or hub id of a cross-encoder, which scores every window for a
-            thorough answer."""
+        reranker: a cross-encoder's folder or hub id; it scores every window if `thorough`."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span"] = "auto"  # `span`: a quotation even if a question asks for more

@@ -1,5 +1,4 @@
-"""Builds the attention method of a preset, and checks that a model can run the method, and that its
-KV caches can be stored in the library and joined."""
+"""Builds a preset's method; checks that it runs, and its KV caches can be stored and joined."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
 def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model_name: str) -> None:
-    """Raises PresetError if `context` exceeds the window of a model with this config.json, or
-    `score.heads` its numbers of layers and heads."""
+    """Raises PresetError if `context` or `score.heads` exceed the sizes in a config.json."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(

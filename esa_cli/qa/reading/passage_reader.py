@@ -84,8 +84,7 @@ class PassageReading(NamedTuple):
 class PassageReader:
     """Reads passages with a model, its LoRA adapter and the adapter's head.
 
-    Without an adapter the model does not read: the span is the sentence that shares the most words
-    with the question, and all log-odds are 0.
+    Without an adapter the span is the sentence with most words of the question; log-odds are 0.
 
     Args:
         template: of a prompt, with `{passage}` and `{question}`; at its last token the model says
@@ -232,8 +231,7 @@ def find_most_probable_span(
 
 
 def find_negation(passage: str, start: int) -> int:
-    """Returns where the negation before a span begins, or else `start`: without it, "allowed" would
-    be quoted from "not allowed" and "not be allowed"."""
+    """Returns where the negation before a span begins, as in "not be allowed", or else `start`."""
     found = _NEGATION.search(passage, max(0, start - 30), start)
     return found.start() if found else start
 

@@ -95,8 +95,7 @@ class AnswerCombination(NamedTuple):
 
 
 class AnswerCandidate(NamedTuple):
-    """The span of a passage, its normalised text, and the features of an `AnswerCombination`, which
-    tell how probable it is that the span answers."""
+    """The span of a passage, its normalised text, and the features of an `AnswerCombination`."""
 
     span: Span | None
     answer: str | None

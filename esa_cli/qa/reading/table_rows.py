@@ -72,7 +72,8 @@ def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
             cells = list(pairwise([start, *ends, end]))
             parts = [passage[slice(*cell)].lstrip("; ").partition(": ") for cell in cells]
             counts = [_count_names_of_column(name, value, names) for name, _, value in parts]
-            years = [_find_last_year(name) if value else 0 for name, _, value in parts]
+            dates = [_YEAR.findall(name) if value else () for name, _, value in parts]
+            years = [max(map(int, one), default=0) for one in dates]
             latest = max(years) if asks_now else 0
             others += [
                 cell for cell, count, year in zip(cells, counts, years, strict=True)
@@ -84,10 +85,6 @@ def find_other_cells(passage: str, question: str) -> list[tuple[int, int]]:
 def _count_names_of_column(name: str, value: str, names: Set[str]) -> int:
     in_name, in_value = (names & {*re.findall(r"\w+", part.lower())} for part in (name, value))
     return 0 if not value or in_value else len(in_name)
-
-
-def _find_last_year(name: str) -> int:
-    return max(map(int, _YEAR.findall(name)), default=0)
 
 
 def skip_column_name(passage: str, start: int, end: int) -> int:

@@ -1,5 +1,4 @@
-"""Where the words of a passage begin and end, so that a quotation has whole words, signs, units and
-brackets, and none leaves a speech."""
+"""Where quotations begin and end: with whole words, signs, units and brackets, in one speech."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ _SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵ�
 
 
 class WordBoundaries:
-    """Finds where spans of a text may start and end: at words, which include signs and units, such
-    as `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`."""
+    """Finds where spans of a text may start and end: at words, with signs and units: `-5`, `5%`."""
 
     def __init__(self, text: str) -> None:
         self.text = text

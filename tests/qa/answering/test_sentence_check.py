@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Reply
-from esa_cli.qa.answering.sentence_check import LEAST_LATE, check_answer_sentences
+from esa_cli.qa.answering.sentence_check import LEAST_LATE, AnswerCheck
 from esa_cli.qa.finding.passage import Passage
 
 MILL = (
@@ -31,9 +31,9 @@ def check(
         Passage("book.txt", "", page, 1, None, 0, len(text), text)
         for page, text in enumerate(texts, 40)
     ]
-    return check_answer_sentences(
+    return AnswerCheck(
         answer, [question], passages, lambda word: word.lower() in COMMON, lambda sentence: late
-    )
+    ).check_sentences()
 
 
 def missing(answer: str, **more: object) -> list[str]:

@@ -34,9 +34,9 @@ from esa_cli.qa.finding.passage_finder import (
     WindowScores,
     add_token_ranges,
     drop_duplicate_books,
-    find_passages_with_words,
     find_token_bounds,
 )
+from esa_cli.qa.finding.word_search import find_passages_with_words
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
@@ -92,7 +92,7 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
     made = finder(text, BOTH, text[:900])
     for count in (1, 40, 1000):
         ranking = torch.randn(len(made.index))
-        scores = WindowScores(ranking, ranking, ranking > 0, read=False)
+        scores = WindowScores(ranking, ranking, ranking > 0)
         picked = made.pick_best_passages(scores, count)
         assert places(picked) == by_loop(made.index, ranking, count)
         windows = [
@@ -278,7 +278,9 @@ def test_what_fits_a_question_without_its_words() -> None:
     known = made.score_windows("Ahab", reduced=reduced)
     having = made.index.compute_bm25_scores("Ahab") > 0
     assert torch.equal(known.fitting, having | is_read)
-    assert (known.read, unknown.read, made.score_windows("Ahab").read) == (True, True, False)
+    assert known.late is not None
+    assert unknown.late is not None
+    assert made.score_windows("Ahab").late is None
     assert torch.equal(made.score_windows("Ahab").fitting, having)
 
 
@@ -287,7 +289,8 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
     torch.manual_seed(count)
     made = finder(BOTH * 3)
     total, words = torch.randn(len(made.index)), torch.randn(len(made.index))
-    picked = made.pick_best_passages(WindowScores(total, words, total > 0, read=True), count)
+    late = torch.zeros(1 + len(AROUND), len(total))
+    picked = made.pick_best_passages(WindowScores(total, words, total > 0, late), count)
     by_total = by_loop(made.index, total, count - count // 8)
     assert places(picked)[: len(by_total)] == by_total
     rest = [one for one in places(picked) if one not in by_total]

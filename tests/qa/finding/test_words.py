@@ -13,8 +13,9 @@ import torch
 from safetensors.numpy import load, save
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.passage_finder import Book, PassageFinder, find_passages_with_words
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder
 from esa_cli.qa.finding.spelling import ALIKE, MOST, PART, SHORTEST, SHORTEST_PART, SpellingIndex
+from esa_cli.qa.finding.word_search import find_passages_with_words
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,

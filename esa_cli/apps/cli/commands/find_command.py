@@ -207,7 +207,8 @@ def _find_passages(
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:  # fmt: skip
     """Returns the passages that fit a question, best first, or with --all in document order."""
-    from esa_cli.qa.finding.passage_finder import add_token_ranges, find_passages_with_words
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
+    from esa_cli.qa.finding.word_search import find_passages_with_words
 
     placed = add_token_ranges(books)
     if opts.is_word_search:
