@@ -34,7 +34,7 @@ from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import extract_gguf_from_wheel, parse_reference
 from esa_cli.qa.finding.finder_choice import load_finder
-from esa_cli.qa.finding.words import LexicalIndex
+from esa_cli.qa.finding.words import LexicalIndex, list_sentence_words
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
@@ -83,7 +83,7 @@ def own_ways(chosen: Any, loaded: Any) -> dict[str, Way]:
 
     def lexical(text: str, ids: list[int]) -> float:
         started = time.perf_counter()
-        LexicalIndex([text])
+        LexicalIndex([list_sentence_words(text)])
         return time.perf_counter() - started
 
     return {

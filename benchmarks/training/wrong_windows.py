@@ -13,7 +13,7 @@ from training_data import ABSENT, Integers, TextTokens, TrainingData, cut_window
 
 from esa_cli.qa.finding.finder import TokenEncoder, compute_window_products, pool_window_products
 from esa_cli.qa.finding.passage_finder import AROUND, Ranking
-from esa_cli.qa.finding.words import LexicalIndex
+from esa_cli.qa.finding.words import LexicalIndex, list_sentence_words
 from esa_cli.qa.reading.passage_reader import collapse_spaces
 
 COUNT = 20
@@ -80,7 +80,7 @@ def make_scorer(
 ) -> Callable[[Sequence[str]], Tensor]:
     """Returns a function from B questions to the scores (B, W) of a text's W windows."""
     if encoder is None:
-        index = LexicalIndex([text.text])
+        index = LexicalIndex([list_sentence_words(text.text)])
         return lambda questions: torch.stack([index.compute_bm25_scores(one) for one in questions])
     device = encoder.maps["key_map"].device
     keys = encoder.encode_document(tokens.ids.tolist(), 0, len(tokens.ids)).to(device)

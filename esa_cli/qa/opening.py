@@ -291,10 +291,10 @@ class CheckedPreset:
         self.ingest_planner.check_memory_suffices(1)
         model, place = self.model, self.model.place
         reader: Reader | None = None
-        if choice is not None and choice.address is not None:
+        if choice is not None and choice.server is not None:
             from esa_cli.qa.reading.server import ServerReader
 
-            reader = server = ServerReader(choice.address, choice.model, choice.timeout_s)
+            reader = server = ServerReader(choice.server, choice.model, choice.timeout_s)
             to = f"{server.name} at {server.url}"
             if server.chosen_of > 1:
                 to += f", one of {server.chosen_of} models (--reader ...#MODEL names another)"
@@ -341,7 +341,7 @@ def check_before_loading(
         model = fetch_and_check_model(applied, placement, observer)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
         document_tokens = sum(len(text.ids) for text in texts)
-    resolved = resolved_preset.resolve_preset(preset, (), method, document_tokens)
+    resolved = resolved_preset.resolve_preset(preset, method, document_tokens)
     answer = resolved.preset.answer
     check_adapter_and_finder_exist(answer)
     index = read_finder_sizes(resolved.preset, observer.show_stage)
@@ -352,7 +352,7 @@ def check_before_loading(
     if runs_methods:
         fitting = lower_context_to_window(preset, resolved.preset.model, observer, runs)
         if fitting is not preset:
-            resolved = resolved_preset.resolve_preset(fitting, (), method, document_tokens)
+            resolved = resolved_preset.resolve_preset(fitting, method, document_tokens)
     model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
         device, dtype = placement.device, placement.dtype

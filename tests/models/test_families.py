@@ -25,6 +25,7 @@ from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
 from esa_cli.models.files.families import FAMILIES, list_layer_cache_kinds
 from esa_cli.qa.planning.model_shape import read_model_shape
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
@@ -241,7 +242,7 @@ def test_every_method_runs(name: str) -> None:
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
     for recipe in RECIPES.values():
-        method = resolve_preset("tiny-random", overrides, recipe.name, 44).method
+        method = resolve_preset(load_preset("tiny-random", overrides), recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()
             cache.begin_query(QueryState(Phase.PREFILL))

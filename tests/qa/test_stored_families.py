@@ -109,7 +109,7 @@ def test_every_word_of_a_question_selects_in_every_layer(kind: str) -> None:
     """`generate` asks for the last token's logits alone, for which transformers leaves out the
     other tokens in the layers that read others' rows."""
     model, ids = build_model(kind), tokens(60)
-    method = dataclasses.replace(resolve_preset("tiny-random").method, window=SMALL)
+    method = dataclasses.replace(resolve_preset(load_preset("tiny-random")).method, window=SMALL)
     seen: list[ChunkTrace] = []
     with attach(model, method) as attached:
         cache = attached.new_cache()
@@ -130,7 +130,7 @@ def test_every_word_of_a_question_selects_in_every_layer(kind: str) -> None:
 
 def test_what_selectors_keep_of_such_layers_is_cropped_and_kept_with_the_document() -> None:
     model, ids = build_model("gemma4_text"), tokens(60)
-    method = resolve_preset("tiny-random", ["window.dense=8"], "infllm", 60).method
+    method = resolve_preset(load_preset("tiny-random", ["window.dense=8"]), "infllm", 60).method
     with attach(model, dataclasses.replace(method, window=SMALL)) as attached:
         cache = attached.new_cache()
         cache.begin_query(QueryState(Phase.QUESTION))
@@ -194,7 +194,8 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
     """A piece's last token has far tokens earlier than its first chunk, and must not begin the
     fit."""
     model, ids = build_model("gemma4_text"), tokens(110)
-    method = resolve_preset("tiny-random", ["score.name=sum", "compressor.fit_tokens=64"]).method
+    settings = ["score.name=sum", "compressor.fit_tokens=64"]
+    method = resolve_preset(load_preset("tiny-random", settings)).method
     method = dataclasses.replace(method, window=dataclasses.replace(SMALL, chunk=32))
     found = []
     for kept in ({}, {"logits_to_keep": 1}):
@@ -212,4 +213,4 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
 def test_models_that_read_in_both_directions_are_refused() -> None:
     model = build_model("gemma4_text", use_bidirectional_attention="all")
     with pytest.raises(ModelError, match="attends to later tokens"):
-        attach(model, resolve_preset("tiny-random").method)
+        attach(model, resolve_preset(load_preset("tiny-random")).method)

@@ -61,7 +61,7 @@ def test_the_same_passages_with_the_same_scores(own: str, book: str, tmp_path: P
 def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:
     folder = wide_model(tmp_path / "wide")
     for more, method in (([], "esa"), (["answer.from=rows"], None)):
-        chosen = resolve_preset(own, [f"model={folder}", *more], method).preset
+        chosen = resolve_preset(load_preset(own, [f"model={folder}", *more]), method).preset
         assert (chosen.model, chosen.answer.reader) == (folder, None)
         assert chosen.answer.needs_kv_cache
 

@@ -15,7 +15,6 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError, get_first_line
 from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
 from esa_cli.qa.finding.model_server import (
-    ServerAddress,
     ServerConnection,
     read_json_body,
     read_refusal,
@@ -40,7 +39,7 @@ class EmbeddingFinder:
         url, _, self.model = address.strip().partition("#")
         if not self.model:
             raise UsageError(f"--finder must be URL#MODEL, got {address!r}", _EXAMPLE)
-        self._server = ServerConnection(ServerAddress.parse(url, "finder"))
+        self._server = ServerConnection.parse(url, "finder")
         self.url = self._server.url
         width = len(self._request_vectors(["width"])[0])
         self.sizes = FinderSizes(0, width, self.model, unit="window", server=self.url)

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,15 +29,23 @@ MAX_BODY_BYTES = 64 << 20
 """The maximum size of a JSON body: the vectors of one request take a few MiB."""
 
 
-@dataclass(frozen=True)
-class ServerAddress:
-    """The base URL of a server with OpenAI's protocol, and the server's API key."""
+class ServerConnection:
+    """Sends HTTP requests to a server with OpenAI's protocol, which may be silent for `silence_s`
+    seconds, with the server's API key."""
 
-    url: str
-    key: str | None = field(default=None, repr=False)
+    def __init__(self, url: str, key: str | None = None) -> None:
+        from requests import Session
+
+        self.url, self.key, self.silence_s, self.session = url, key, SILENCE_S, Session()
+        # A server of this machine is asked directly, without a proxy.
+        self.session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
+        self.session.auth = lambda request: request  # no login of ~/.netrc is sent
+        self.session.headers["User-Agent"] = "esa-cli"
+        if key is not None:
+            self.session.headers["Authorization"] = f"Bearer {key}"
 
     @classmethod
-    def parse(cls, url_text: str, kind: Literal["reader", "finder"]) -> ServerAddress:
+    def parse(cls, url_text: str, kind: Literal["reader", "finder"]) -> ServerConnection:
         """Parses a URL, and reads the key from $ESA_READER_KEY or $ESA_FINDER_KEY. UsageError: one
         is wrong or would leave this machine unencrypted, or the package requests is missing."""
         if importlib.util.find_spec("requests") is None:
@@ -65,28 +72,6 @@ class ServerAddress:
             raise UsageError(wrong, f"{tunnel}, or unset {variable}")
         return cls(url, key)
 
-
-def _read_api_key(variable: str) -> str | None:
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UsageError(f"{variable} must be printable ASCII without spaces", "set the key again")
-    return key or None
-
-
-class ServerConnection:
-    """Sends HTTP requests to a server, which may be silent for `silence_s` seconds."""
-
-    def __init__(self, address: ServerAddress, silence_s: float = SILENCE_S) -> None:
-        from requests import Session
-
-        self.url, self.silence_s, self.session = address.url, silence_s, Session()
-        # A server of this machine is asked directly, without a proxy.
-        self.session.trust_env = not is_loopback_host(urlsplit(self.url).hostname or "")
-        self.session.auth = lambda request: request  # no login of ~/.netrc is sent
-        self.session.headers["User-Agent"] = "esa-cli"
-        if address.key is not None:
-            self.session.headers["Authorization"] = f"Bearer {address.key}"
-
     def send_request(self, method: str, path: str, body: Any = None) -> Response:
         """Sends a request, and repeats it while the server is busy. Raises RequestException."""
         from requests import ConnectionError, Timeout
@@ -109,6 +94,13 @@ class ServerConnection:
                 wait = float(asked) if asked.isdecimal() else wait
             time.sleep(min(wait, MAX_WAIT_S))
         raise AssertionError
+
+
+def _read_api_key(variable: str) -> str | None:
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{variable} must be printable ASCII without spaces", "set the key again")
+    return key or None
 
 
 class Refusal(NamedTuple):

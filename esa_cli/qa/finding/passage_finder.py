@@ -36,6 +36,7 @@ from esa_cli.qa.finding.words import (
     SentenceWords,
     cannot_be_name,
     capitals_indicate_names,
+    list_sentence_words,
     locate_question_words,
 )
 from esa_cli.storage.library import LibraryEntry
@@ -222,7 +223,8 @@ class PassageFinder:
         self.documents = [book.document for book in books]
         self.keys = [book.index for book in books]
         texts = [document.text for document in self.documents]
-        self.index = LexicalIndex(texts, [book.words for book in books])
+        pairs = zip(books, texts, strict=True)
+        self.index = LexicalIndex([book.words or list_sentence_words(text) for book, text in pairs])
         self._has_names = capitals_indicate_names(texts)
         contents = [find_contents(document) for document in self.documents]
         # The windows in contents pages and indexes, which answer nothing.

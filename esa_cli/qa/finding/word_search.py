@@ -11,7 +11,7 @@ import numpy
 from esa_cli.errors import UsageError
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageFinder, Ranking, divide_by_highest
-from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
+from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.system.text import find_question_words
 
 
@@ -21,11 +21,10 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Pa
     a token index, which is not used, would change these."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
-    tables = [book.words or list_sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
-    wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
-    having = [_mark_sentences_with_words(wanted, table) for table in tables]
+    wanted = list(dict.fromkeys(find_question_words(query, index.languages)))
+    having = [_mark_sentences_with_words(wanted, table) for table in index.tables]
     unseen = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())

@@ -176,11 +176,8 @@ def list_sentence_words(text: str) -> SentenceWords:
 class LexicalIndex:
     """Scores windows of documents by BM25; `windows[i]` is in document number `documents[i]`."""
 
-    def __init__(
-        self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
-    ) -> None:
-        known = words or [None] * len(texts)
-        tables = [one or list_sentence_words(text) for one, text in zip(known, texts, strict=True)]
+    def __init__(self, tables: Sequence[SentenceWords]) -> None:
+        self.tables = tables
         self.document_languages = [table.language for table in tables]
         self.languages = dict.fromkeys(self.document_languages)
         self._vocabulary: dict[str, int] = {}

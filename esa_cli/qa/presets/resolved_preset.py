@@ -18,9 +18,7 @@ from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, Preset
 from esa_cli.methods import registry
 from esa_cli.models.files import families
 from esa_cli.qa.presets.preset import (
-    DEFAULT,
     Preset,
-    load_preset,
     merge_settings,
     switch_to_kv_cache_answers,
     validate_preset_settings,
@@ -56,20 +54,18 @@ class ResolvedPreset:
 
 
 def resolve_preset(
-    preset: str | Preset | ResolvedPreset = DEFAULT, overrides: Sequence[str] = (),
-    method: str | None = None, document_tokens: int = 0,
-) -> ResolvedPreset:  # fmt: skip
-    """Resolves a preset, given by name or loaded, in which a named `method` may replace the
-    preset's. Builds the method at once if answers come from the KV cache.
+    preset: Preset | ResolvedPreset, method: str | None = None, document_tokens: int = 0
+) -> ResolvedPreset:
+    """Resolves a preset, in which a named `method` may replace the preset's. Builds the method at
+    once if answers come from the KV cache.
 
     Raises UsageError: no such method, or it needs `document_tokens`. PresetError."""
     if isinstance(preset, ResolvedPreset):
         return preset
-    chosen = load_preset(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
-        chosen = replace_method_for_length(method, chosen, document_tokens)
-    resolved = ResolvedPreset(chosen)
-    if chosen.answer.needs_kv_cache:
+        preset = replace_method_for_length(method, preset, document_tokens)
+    resolved = ResolvedPreset(preset)
+    if preset.answer.needs_kv_cache:
         _ = resolved.method
     return resolved
 

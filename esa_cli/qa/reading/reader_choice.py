@@ -9,7 +9,7 @@ from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.loading.quantization import get_bytes_per_weight
-from esa_cli.qa.finding.model_server import ServerAddress
+from esa_cli.qa.finding.model_server import ServerConnection
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.local_servers import SERVERS, is_server_address
 from esa_cli.system.registry import suggest_name
@@ -21,7 +21,7 @@ MAX_TIMEOUT_S = 86_400
 class ReaderChoice:
     """The reader that will be opened: a local model by its reference, or a server."""
 
-    address: ServerAddress | None = None
+    server: ServerConnection | None = None
     ref: models.ModelRef | None = None
     model: str | None = None
     timeout_s: float | None = None
@@ -37,8 +37,8 @@ class ReaderChoice:
             raise UsageError(wrong, "unset $ESA_READER_TIMEOUT to wait for up to 900 s")
         if is_server_address(name):
             url, _, model = name.partition("#")
-            address = ServerAddress.parse(url, "reader")
-            return cls(address, None, server_model or model or None, timeout_s)
+            server = ServerConnection.parse(url, "reader")
+            return cls(server, None, server_model or model or None, timeout_s)
         if server_model is not None or timeout_s is not None:
             raise UsageError(
                 f"a model's name and a time limit need a server, but --reader {name} is no server",

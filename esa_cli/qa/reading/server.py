@@ -14,9 +14,7 @@ import requests
 from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.model_server import (
-    SILENCE_S,
     Refusal,
-    ServerAddress,
     ServerConnection,
     read_json_body,
     read_refusal,
@@ -64,15 +62,15 @@ class ServerReader(Reader):
 
     Args:
         model: its name on the server; None means the first that is not of embeddings.
-        timeout_s: the longest wait for words and whole answer; None: `SILENCE_S` and `WHOLE_S`.
+        timeout_s: the longest wait for words and whole answer; None: the server's and `WHOLE_S`.
 
     Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
     def __init__(
-        self, address: ServerAddress, model: str | None = None, timeout_s: float | None = None
+        self, server: ServerConnection, model: str | None = None, timeout_s: float | None = None
     ) -> None:
-        self.url, self.name, self._whole_s = address.url, model or "", timeout_s or WHOLE_S
-        self._server = ServerConnection(address, timeout_s or SILENCE_S)
+        self.url, self.name, self._whole_s = server.url, model or "", timeout_s or WHOLE_S
+        self._server, server.silence_s = server, timeout_s or server.silence_s
         self._refused, self._models = list[str](), list[str]()
         windows = self._list_model_windows()
         self._models = [*windows]

@@ -45,6 +45,10 @@ def story(sentences: int, seed: int = 0) -> str:
     return " ".join(out)
 
 
+def index_texts(texts: Sequence[str]) -> LexicalIndex:
+    return LexicalIndex([list_sentence_words(text) for text in texts])
+
+
 def bm25(texts: Sequence[str], question: str) -> list[float]:
     """idf * tf / (tf + k1 (1 - b + b |d| / mean |d|)), each word as often as it is asked."""
     documents = [find_content_words(text) for text in texts]
@@ -93,7 +97,7 @@ def expected(texts: Sequence[str], question: str) -> list[float]:
 def test_scores_are_bm25_of_the_window_and_of_those_around_it(
     texts: list[str], question: str
 ) -> None:
-    index = LexicalIndex(texts)
+    index = index_texts(texts)
     want = torch.tensor(expected(texts, question))
     torch.testing.assert_close(index.compute_bm25_scores(question), want, atol=1e-4, rtol=1e-4)
     assert len(index) == len(want) == len(index.documents) == len(index.windows)
@@ -106,14 +110,14 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
         "Die Häuser der Stadt wurden verkauft, und der Kapitän ging nicht auf sein Schiff.",
         "Les chevaux de l’amiral étaient fatigués, et il ne savait pas qui les avait vus.",
     ]
-    index = LexicalIndex(texts)
+    index = index_texts(texts)
     for question, document in (
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
         assert index.documents[int(index.compute_bm25_scores(question).argmax())] == document
         assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
-        alone = LexicalIndex([text]).compute_bm25_scores(question)
+        alone = index_texts([text]).compute_bm25_scores(question)
         assert (alone > 0).all(), "as with others, so alone"
     assert not index.has_word("Starbuck")
 
@@ -312,10 +316,10 @@ MISSING = [
 
 @pytest.mark.parametrize(("text", "questions"), MISSING)
 def test_words_that_no_document_has(text: str, questions: dict[str, list[str]]) -> None:
-    index = LexicalIndex([text])
+    index = index_texts([text])
     for question, missing in questions.items():
         assert index.list_missing_words(question) == missing, question
-    both = LexicalIndex([text, "Queen Victoria wrote to the queen and the submarine. O'Brien, 17!"])
+    both = index_texts([text, "Queen Victoria wrote to the queen and the submarine. O'Brien, 17!"])
     for question in questions:
         assert not {"Queen", "Victoria", "submarine"} & set(both.list_missing_words(question))
 
@@ -420,20 +424,20 @@ def test_words_with_typing_errors_and_compounds_find_their_sentence(
     text: str, question: str, sentence: int
 ) -> None:
     texts = [text[start:end] for start, end in find_sentence_spans(text)]
-    index = LexicalIndex(texts)
+    index = index_texts(texts)
     assert int(index.compute_bm25_scores(question).argmax()) == sentence
     assert index.compute_bm25_scores(question).max() > 0
 
 
 @pytest.mark.parametrize("question", ["zxcvqq", "Who is Starbuck?", "1872", "Where is Lampedusa?"])
 def test_nonsense_other_numbers_and_absent_names_find_nothing(question: str) -> None:
-    index = LexicalIndex([ENGLISH])
+    index = index_texts([ENGLISH])
     assert not index.compute_bm25_scores(question).any()
     assert not any(map(index.has_word, question.split()[-1:]))
 
 
 def test_a_similar_word_counts_less_than_the_word_and_is_not_had() -> None:
-    index = LexicalIndex([ENGLISH])
+    index = index_texts([ENGLISH])
     exact, similar = map(index.compute_bm25_scores, ("government", "goverment"))
     assert 0 < similar.max() < exact.max()
     assert index.has_word("governments")
@@ -441,6 +445,6 @@ def test_a_similar_word_counts_less_than_the_word_and_is_not_had() -> None:
 
 
 def test_single_chinese_characters_count() -> None:
-    index = LexicalIndex(["操大笑。", "瑜曰：“吾有一計。”", "山在東。"])
+    index = index_texts(["操大笑。", "瑜曰：“吾有一計。”", "山在東。"])
     assert int(index.compute_bm25_scores("周瑜的計策是什麼？").argmax()) == 1
     assert not index.compute_bm25_scores("魚").any()

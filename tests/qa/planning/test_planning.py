@@ -54,7 +54,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_plan(
     tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
 ) -> plan.IngestPlan:
-    chosen = resolve_preset("tiny-random", overrides)
+    chosen = resolve_preset(load_preset("tiny-random", overrides))
     planner = plan.IngestPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
     return planner.plan_ingest(tokens)
 
@@ -133,7 +133,8 @@ TOKENS = 100_000
 
 def costs_of(loaded: Any) -> plan.KvCacheCosts:
     shape = model_shape.read_model_shape(loaded.model.config.to_dict())
-    return plan.KvCacheCosts(shape, on_gpu=True, method=resolve_preset("tiny-random").method)
+    method = resolve_preset(load_preset("tiny-random")).method
+    return plan.KvCacheCosts(shape, on_gpu=True, method=method)
 
 
 def test_layers_are_counted_as_the_model_counts_them(
@@ -206,8 +207,9 @@ def ample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.IngestPlan:
+    resolved = resolve_preset(load_preset("tiny-random"))
     made = plan.IngestPlanner(
-        resolve_preset("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
+        resolved, Path("tiny"), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,
     )  # fmt: skip
     return made.plan_ingest(tokens)

@@ -117,7 +117,7 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
 )
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
     """Neither what a selector gathers in a prefill, nor keys fitted on more than a segment."""
-    method = resolve_preset("tiny-random", settings).method
+    method = resolve_preset(load_preset("tiny-random", settings)).method
     assert (explain_why_not_storable(method) == "") == stored
 
 

@@ -111,7 +111,7 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_settings_that_do_not_hold_are_refused(override: str, hint: str) -> None:
     with pytest.raises(PresetError) as caught:
-        resolve_preset("tiny-random", [override])
+        resolve_preset(load_preset("tiny-random", [override]))
     assert hint in caught.value.hint
     assert len(caught.value.message + caught.value.hint) < 300
 

@@ -81,7 +81,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
     assert ReaderChoice.parse("tiny-random").ref == models.parse_reference("random:llama")
     Path("own.yaml").write_text("extends: tiny-random\nmodel: some/model\n")
     assert str(ReaderChoice.parse("./own.yaml").ref).count("some/model")
-    assert ReaderChoice.parse("some/model").address is None
+    assert ReaderChoice.parse("some/model").server is None
     (tmp_path / "model").mkdir()
     found = ReaderChoice.parse("model").ref
     assert found.kind == "folder"

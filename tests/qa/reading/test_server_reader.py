@@ -12,7 +12,7 @@ from completion_server import KEY, CompletionServer
 from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding import model_server
-from esa_cli.qa.finding.model_server import ServerAddress
+from esa_cli.qa.finding.model_server import ServerConnection
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import SYSTEM, SamplingParams
 from esa_cli.qa.reading.server import DEFAULT_WINDOW, AnswerText, ServerReader
@@ -53,7 +53,7 @@ def start() -> Iterator[Start]:
 def reader(
     server: CompletionServer, model: str | None = None, timeout_s: float | None = None
 ) -> ServerReader:
-    return ServerReader(ServerAddress.parse(server.url, "reader"), model, timeout_s)
+    return ServerReader(ServerConnection.parse(server.url, "reader"), model, timeout_s)
 
 
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
@@ -65,13 +65,13 @@ def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
 def test_a_key_goes_to_no_other_machine_unencrypted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ServerAddress.parse(url, "reader").key is None
+    assert ServerConnection.parse(url, "reader").key is None
     monkeypatch.setenv("ESA_READER_KEY", KEY)
     with pytest.raises(UsageError, match="unencrypted") as caught:
-        ServerAddress.parse(url, "reader")
+        ServerConnection.parse(url, "reader")
     assert KEY not in str(caught.value) + caught.value.hint
     for safe in (url.replace("http:", "https:"), "http://127.0.0.1:9/v1", "http://[::1]:9/v1"):
-        assert ServerAddress.parse(safe, "reader").key == KEY
+        assert ServerConnection.parse(safe, "reader").key == KEY
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("plain", 3)])
@@ -121,7 +121,7 @@ def test_the_key_is_of_the_environment(start: Start, monkeypatch: pytest.MonkeyP
     assert "ESA_READER_KEY" in caught.value.hint
     monkeypatch.setenv("OPENAI_API_KEY", "another")
     monkeypatch.setenv(name, f"{KEY}\n")
-    assert KEY not in repr(ServerAddress.parse(server.url, "reader"))
+    assert KEY not in repr(ServerConnection.parse(server.url, "reader"))
     ask(reader(server))
     assert server.seen[-1]["key"] == f"Bearer {KEY}"
     monkeypatch.setenv(name, "kéy")
@@ -142,7 +142,7 @@ def test_the_key_of_openai_goes_to_openai_alone(
     monkeypatch: pytest.MonkeyPatch, url: str, key: str | None
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    assert ServerAddress.parse(url, "reader").key == key
+    assert ServerConnection.parse(url, "reader").key == key
 
 
 @pytest.mark.parametrize("mode", ["busy", "down", "drop"])
@@ -294,10 +294,12 @@ def test_an_exception_of_the_listener_ends_the_answer(start: Start) -> None:
 )  # fmt: skip
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ServerAddress.parse(text, "reader")
+        ServerConnection.parse(text, "reader")
     assert caught.value.hint
     assert "secret" not in caught.value.message
 
 
 def test_addresses() -> None:
-    assert ServerAddress.parse(" http://localhost:1/v1/ ", "reader").url == "http://localhost:1/v1"
+    assert (
+        ServerConnection.parse(" http://localhost:1/v1/ ", "reader").url == "http://localhost:1/v1"
+    )

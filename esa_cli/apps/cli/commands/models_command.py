@@ -154,12 +154,17 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. `esa presets show` refuses invalid
     settings, and methods, adapters and finders that do not exist."""
-    from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, format_as_yaml
+    from esa_cli.qa.presets.preset import (
+        check_adapter_and_finder_exist,
+        format_as_yaml,
+        load_preset,
+    )
     from esa_cli.qa.presets.resolved_preset import resolve_preset
 
     given = options.ModelOptions(name, settings=settings)
     options.load_plugin_files(given.plugins)
-    chosen = resolve_preset(name, given.settings or []).preset
+    chosen = load_preset(name, given.settings or [])
+    _ = resolve_preset(chosen)  # raises errors of the method
     check_adapter_and_finder_exist(chosen.answer)
     terminal.print_text_safely(format_as_yaml(chosen))
 
