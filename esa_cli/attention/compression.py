@@ -138,17 +138,9 @@ class LearnedCompressor(Compressor):
         return Linear(*matrices)
 
 
-def save_learned_projections(
-    path: str | Path, layer_projections: list[Linear], metadata: dict[str, str] | None = None
-) -> None:
-    """Writes each layer's pair of projections, and metadata, to a file for `LearnedCompressor`."""
-    from safetensors.torch import save_file
-
-    save_file(make_named_projection_tensors(layer_projections), str(path), metadata=metadata)
-
-
 def make_named_projection_tensors(layer_projections: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Returns all layers' projections other than None as named tensors for a safetensors file."""
+    """Returns all layers' projections other than None as named tensors for a safetensors file, as
+    `LearnedCompressor` reads it."""
     pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layer_projections) if pair is not None]
     named = {f"{name}.query_map": pair.query_map for name, pair in pairs}
     named |= {f"{name}.key_map": pair.key_map for name, pair in pairs}

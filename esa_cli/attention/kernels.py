@@ -61,7 +61,6 @@ def _reshape_to_equal_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool)
 
 
 def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """Computes attention by torch's fused CPU operator."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = fused(*_reshape_to_equal_head_counts(q, k, v, causal), 0.0, causal, scale=scale)
     return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
@@ -123,7 +122,6 @@ class Kernel(NamedTuple):
     only_by_name: bool = False  # whether `auto` never chooses it, as esa has not measured it
 
     def runs_on_device(self, device_type: str) -> bool:
-        """Whether the kernel can run on devices of a type, such as `cuda`."""
         missing = self.only_by_name and import_flash_attn_function() is None
         return self.device in (None, device_type) and not missing
 

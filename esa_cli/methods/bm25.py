@@ -49,7 +49,6 @@ def make_token_scorer(pieces: Sequence[str], window: int) -> Callable[[str], Ten
     index = Bm25Index(texts, len(vocabulary))
 
     def score_tokens(question: str) -> Tensor:
-        """Returns for each token the question's highest BM25 score of a window with the token."""
         stems = sum(find_question_words(question, [language]), ())
         windows = index.compute_scores([vocabulary[stem] for stem in stems if stem in vocabulary])
         if tokens > half:  # a half is in the windows that begin with it and before it

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from esa_cli.attention import compression
@@ -267,7 +268,8 @@ class ProjectionFitter:
         }
         # A link stays a link.
         with _writing_errors(path), replace_atomically(path.resolve()) as part:
-            compression.save_learned_projections(part, study.results[best].projections, metadata)
+            tensors = compression.make_named_projection_tensors(study.results[best].projections)
+            save_file(tensors, part, metadata=metadata)
 
 
 def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:

@@ -142,7 +142,6 @@ class Reply:
 
     @property
     def quotations(self) -> tuple[Quotation, ...]:
-        """The places of all quotations in the text."""
         return (*([self.quotation] if self.quotation else []), *self.further_quotations)
 
     @property

@@ -79,7 +79,7 @@ class EmbeddingFinder:
         try:
             with self._server.send_request("POST", "/embeddings", body) as response:
                 if response.status_code != 200:
-                    said = read_refusal(response).message
+                    said, _ = read_refusal(response)
                     raise self._make_error(f"failed with status {response.status_code}: {said}")
                 data = sorted(read_json_body(response)["data"], key=lambda one: int(one["index"]))
             rows = [[float(number) for number in one["embedding"]] for one in data]

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from esa_cli.errors import UsageError
@@ -103,13 +103,6 @@ def _read_api_key(variable: str) -> str | None:
     return key or None
 
 
-class Refusal(NamedTuple):
-    """Why a server refuses a request: its message, and the parameter to which it objects."""
-
-    message: str
-    parameter: str | None = None
-
-
 def read_json_body(response: Response) -> Any:
     """Reads a response's body as JSON. Raises RequestException: the connection breaks. ValueError:
     the body is not JSON, is nested too deeply, or is larger than `MAX_BODY_BYTES`."""
@@ -124,8 +117,9 @@ def read_json_body(response: Response) -> Any:
         raise ValueError("the body is nested too deeply") from error
 
 
-def read_refusal(response: Response) -> Refusal:
-    """Reads the `error` object, or whatever a server sends in its place, of a refused request."""
+def read_refusal(response: Response) -> tuple[str, str | None]:
+    """Reads the `error` object, or whatever a server sends in its place, of a refused request:
+    returns the message, and the parameter to which the server objects, if any."""
     from requests import RequestException
 
     try:
@@ -136,7 +130,7 @@ def read_refusal(response: Response) -> Refusal:
     error = error if isinstance(error, dict) else {"message": error}
     said = error.get("message") or error.get("detail") or response.reason
     parameter = error.get("param")
-    return Refusal(shorten_message(str(said)), parameter if isinstance(parameter, str) else None)
+    return shorten_message(str(said)), parameter if isinstance(parameter, str) else None
 
 
 def shorten_message(text: str) -> str:

@@ -208,7 +208,6 @@ class LexicalIndex:
     def _build_bm25_index(
         self, words: Sequence[tuple[Any, list[int]]], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
-        """Builds a BM25 index of the given windows of all documents."""
         texts = [
             ids[ends[window.first] : ends[window.last]]
             for (ids, ends), cut in zip(words, windows, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -29,15 +29,13 @@ from esa_cli.qa.finding.finder import (
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.finding.words import SentenceWords, list_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_file_of_document
+from esa_cli.qa.planning.plan import IngestPlanner
 from esa_cli.qa.presets.cache_key import digest_model
 from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.version import __version__
-
-if TYPE_CHECKING:
-    from esa_cli.qa.planning.plan import IngestPlanner
 
 Source = str | os.PathLike[str] | Document | TokenisedDocument
 """A path, - for standard input, a document, or a tokenised document."""

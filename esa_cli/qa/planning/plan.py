@@ -64,7 +64,6 @@ class TokenIndexCosts:
     finder: FinderSizes | None = None
 
     def count_layer_activations(self, token_count: int) -> int:
-        """Counts the values in the activations of one layer for `token_count` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return token_count * (6 * shape.hidden + 3 * shape.inner + 3 * projections)

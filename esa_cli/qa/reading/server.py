@@ -14,7 +14,6 @@ import requests
 from esa_cli.errors import ReaderError, get_first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.model_server import (
-    Refusal,
     ServerConnection,
     read_json_body,
     read_refusal,
@@ -135,10 +134,10 @@ class ServerReader(Reader):
             if response.status_code == 200:
                 return response
             with response:
-                refusal = read_refusal(response)
-            if refusal.parameter not in RENAMED or refusal.parameter in self._refused:
-                raise self._make_refusal_error(response, refusal)
-            self._refused.append(refusal.parameter)
+                message, parameter = read_refusal(response)
+            if parameter not in RENAMED or parameter in self._refused:
+                raise self._make_refusal_error(response, message)
+            self._refused.append(parameter)
 
     def _list_model_windows(self) -> dict[str, int]:
         """Returns the server's models with their windows in tokens, which vLLM alone reports."""
@@ -147,7 +146,7 @@ class ServerReader(Reader):
             if response.status_code == 404 and self.name:
                 return {}  # not every server lists its models
             if response.status_code != 200:
-                raise self._make_refusal_error(response, read_refusal(response))
+                raise self._make_refusal_error(response, read_refusal(response)[0])
             listed = read_json_body(response).get("data") or ()
             windows = ((one["id"], one.get("max_model_len") or DEFAULT_WINDOW) for one in listed)
             return {str(name): int(window) for name, window in windows}
@@ -175,9 +174,8 @@ class ServerReader(Reader):
         hint = "ask again; is it a server of OpenAI's chat completions?"
         return self._make_reader_error(wrong, hint)
 
-    def _make_refusal_error(self, response: requests.Response, refusal: Refusal) -> ReaderError:
-        """Makes the error for a response whose HTTP status is not 200."""
-        status, message = response.status_code, refusal.message
+    def _make_refusal_error(self, response: requests.Response, message: str) -> ReaderError:
+        status = response.status_code
         hint = "ask a shorter question, choose another model, or see the server's log"
         what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:
