@@ -216,7 +216,7 @@ class Esa(AbstractContextManager["Esa"]):
         """Returns a document with a token index or KV cache, from the library or newly computed.
 
         Args:
-            source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
+            source: a path, - for standard input, or a `Document`.
             progress: called while it is ingested, and with 0 while another process does so. Its
                 exceptions pass through; the library keeps what was stored until then.
             keep: whether a new index or KV cache is stored; None means as this `Esa` was made.

@@ -34,7 +34,7 @@ from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_ca
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
-    from esa_cli.qa.finding.finder import FinderSizes, TokenisedDocument
+    from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -265,7 +265,6 @@ class CheckedPreset:
     resolved: ResolvedPreset
     model: ModelBeforeLoading
     index: FinderSizes | None = None  # of the token index, if one is computed
-    texts: Sequence[TokenisedDocument] = ()  # the documents, if the method is made for their length
     prefills: bool = False  # whether documents may be prefilled, for answers or to be stored
 
     @cached_property
@@ -328,19 +327,16 @@ def check_before_loading(
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     observer.show_stage("import", 0, None)
-    from esa_cli.qa.finding.finder import TokenisedDocument
     from esa_cli.qa.finding.finder_choice import locate_and_fetch_reranker, read_finder_sizes
     from esa_cli.qa.presets import resolved_preset
 
-    model, texts = None, list[Any]()
-    needs_length = resolved_preset.method_needs_document_length
+    model, needs_length = None, resolved_preset.method_needs_document_length
     if method is not None and documents and needs_length(method, preset):
         applied = resolved_preset.replace_method(method, preset)
         preset = lower_context_to_window(preset, applied.model, observer, True)
         applied = resolved_preset.replace_method(method, preset)
         model = fetch_and_check_model(applied, placement, observer)
-        texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
-        document_tokens = sum(len(text.ids) for text in texts)
+        document_tokens = sum(model.count_tokens(document.text) for document in documents)
     resolved = resolved_preset.resolve_preset(preset, method, document_tokens)
     answer = resolved.preset.answer
     check_adapter_and_finder_exist(answer)
@@ -362,6 +358,6 @@ def check_before_loading(
     if stores_rows and (why := resolved_preset.explain_why_not_storable(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
-    ready = CheckedPreset(resolved, model, index, texts, runs)
+    ready = CheckedPreset(resolved, model, index, runs)
     _ = ready.ingest_planner  # raises errors of the model's sizes
     return ready

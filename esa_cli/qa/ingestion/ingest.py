@@ -37,8 +37,8 @@ from esa_cli.system.files import resolve_folder_links
 from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.version import __version__
 
-Source = str | os.PathLike[str] | Document | TokenisedDocument
-"""A path, - for standard input, a document, or a tokenised document."""
+Source = str | os.PathLike[str] | Document
+"""A path, - for standard input, or a document."""
 FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
@@ -193,20 +193,15 @@ class DocumentIngester(ABC):
             self.keep = before
 
     def _open_or_ingest(self, source: Source, progress: Progress | None, may_ingest: bool) -> Book:
-        started, text = time.perf_counter(), None
-        if isinstance(source, TokenisedDocument):
-            text, document = source, source.document
-        elif isinstance(source, Document):
-            document = source
-        elif isinstance(source, str | os.PathLike):
-            document = read_document(source)
-        else:
+        started = time.perf_counter()
+        document = read_document(source) if isinstance(source, str | os.PathLike) else source
+        if not isinstance(document, Document):
             wrong = f"a document must be a path or a Document, got {type(source).__name__}"
             hint = "only `ask`, `find_passages` and `collect` take several documents"
             raise UsageError(wrong, hint)
         if (book := self.open_document_if_stored(document)) is not None:
             return self._record_file_in_catalogue(book)
-        text = text or self.tokenise(document)
+        text = self.tokenise(document)
         if not may_ingest:
             self.events.report_unread_document(document, len(text.ids))
             return Book(document, None, text.offsets)

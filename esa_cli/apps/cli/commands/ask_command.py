@@ -191,7 +191,7 @@ class AskCommandRun:
         )
         self.started.append(time.perf_counter())
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
-        books = [open_book(source) for source in ready.texts or named]
+        books = [open_book(source) for source in named]
         open_file = None if needs_kv_cache else open_book
         self.books = self.documents.open_documents(books, esa.stored, open_file)
         self.started.append(time.perf_counter())
