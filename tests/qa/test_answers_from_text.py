@@ -99,7 +99,7 @@ def test_parts_are_as_certain_as_the_least_certain(
     certainties: tuple[Certainty, Certainty], joined: tuple[str, str]
 ) -> None:
     replies = [
-        Reply(text, certainty=certainty, quotation=Quotation("a.txt", n, n + 3))
+        Reply(text, certainty=certainty, quotations=(Quotation("a.txt", n, n + 3),))
         for n, (text, certainty) in enumerate(zip(("Ann", "Bob"), certainties, strict=True))
     ]
     reply = join_replies(["Who is young?", "Who is old?"], replies, 3)
@@ -107,7 +107,7 @@ def test_parts_are_as_certain_as_the_least_certain(
 
 
 def test_parts_with_the_same_answer_give_it_once() -> None:
-    replies = [Reply("Ann", certainty="answer", quotation=Quotation("a.txt", 0, 3))] * 2
+    replies = [Reply("Ann", certainty="answer", quotations=(Quotation("a.txt", 0, 3),))] * 2
     assert join_replies(["Who wrote it?", "Who signed it?"], replies, 3).text == "Ann"
 
 
@@ -286,7 +286,7 @@ def test_languages_for_which_the_default_was_not_trained_are_named(asker: Esa) -
     english = asker.ask(QUESTION, both)
     assert english.quotation.document == "story.txt"
     assert (english.foreign_languages, english.describe_foreign_languages()) == ((), "")
-    reply = replace(english, quotation=None, foreign_languages=("German",))
+    reply = replace(english, quotations=(), foreign_languages=("German",))
     assert reply.describe_foreign_languages().startswith("There are passages in German;")
     assert "`esa models suggest` names one" in reply.describe_foreign_languages()
     assert not replace(reply, certainty=None).describe_foreign_languages(), "a --reader wrote it"

@@ -347,9 +347,9 @@ def quote(book: Book, words: str, weight: float = 0.5, **place: Any) -> Passage:
 
 
 def page_of(
-    books: Sequence[Book], *evidence: Passage, quotation: Quotation | None = None
+    books: Sequence[Book], *evidence: Passage, quotations: tuple[Quotation, ...] = ()
 ) -> LexborHTMLParser:
-    reply = Reply(NASTY, evidence, True, 9, 3, 0.5, 1.0, quotation=quotation)
+    reply = Reply(NASTY, evidence, True, 9, 3, 0.5, 1.0, quotations=quotations)
     return LexborHTMLParser(make_evidence_page(reply, NASTY, books))
 
 
@@ -391,7 +391,7 @@ def test_the_whole_text_is_there_to_the_letter_and_passages_are_linked_both_ways
     one, two = quote(first, "The gate opens at"), quote(first, "opens at nine.")
     three = quote(second, "Bees sting.", 0.25, page=4, chapter="Two")
     quotation = Quotation("a.txt", 4, 8)
-    page = page_of([first, second], one, two, three, quotation=quotation)
+    page = page_of([first, second], one, two, three, quotations=(quotation,))
     links = {node.attributes["href"] for node in page.css("a")}
     assert links == {"#passage-1", "#passage-2", "#passage-3", "#passages"}
     shown = page.body.text()  # type: ignore[union-attr]

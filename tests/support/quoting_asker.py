@@ -46,10 +46,10 @@ class QuotingAsker(FakeAsker):
         self._say(
             [word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))], on_text
         )
-        quoted = Quotation(first.document, first.start, first.end) if first else None
+        quoted = (Quotation(first.document, first.start, first.end),) if first else ()
         return Reply(
             text, self._evidence[:evidence], first is not None, len(words), len(text.split()),
-            0.1, 0.2, answered_from="text", quotation=quoted, sentences=self.sentences,
+            0.1, 0.2, answered_from="text", quotations=quoted, sentences=self.sentences,
         )  # fmt: skip
 
     def heat_maps(self) -> list[HeatMap]:

@@ -336,7 +336,7 @@ class StoppedText:
             return reply
         sentences = tuple(one for one in reply.sentences if one.end <= end)
         text = reply.text[:end]
-        reply = replace(reply, quotation=None, further_quotations=())
+        reply = replace(reply, quotations=())
         return replace(reply, text=text, cut=False, sentences=sentences)
 
 

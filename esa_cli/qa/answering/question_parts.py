@@ -83,11 +83,10 @@ def join_replies(parts: Sequence[str], replies: Sequence[Reply], count: int) -> 
         known = evidence.get((passage.document, passage.start), passage)
         weight = share if known is passage else known.weight + share
         evidence[passage.document, passage.start] = replace(known, weight=weight)
-    quotations = [one.quotation for one in replies if one.quotation]
     return replace(
         replies[0], text="; ".join(dict.fromkeys(texts)), certainty=certainty, found=True,
         evidence=tuple(evidence.values())[:count],
-        quotation=quotations[0], further_quotations=tuple(quotations[1:]),
+        quotations=tuple(chain(*(one.quotations for one in replies))),
         probability=min(one.probability or 0.0 for one in replies),
         question_tokens=sum(one.question_tokens for one in replies),
         answer_tokens=sum(one.answer_tokens for one in replies),

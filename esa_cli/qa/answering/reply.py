@@ -111,8 +111,7 @@ class Reply:
         cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read;
             `section`: a whole chapter, section or document.
-        quotation: the place of the text in a document, if it is a quotation, or of the first one.
-        further_quotations: the others of a text that answers several parts of a question.
+        quotations: the places of the text, or of its parts, in documents, if they are quoted.
         read: whether all documents have a token index; else words alone found passages of some.
         foreign_languages: for which the default finder was not trained, of the document that is
             quoted or, without a quotation, of the documents of the passages.
@@ -130,8 +129,7 @@ class Reply:
     total_s: float = 0.0
     cut: bool = False
     answered_from: Literal["rows", "text", "section"] = "rows"
-    quotation: Quotation | None = None
-    further_quotations: tuple[Quotation, ...] = ()
+    quotations: tuple[Quotation, ...] = ()
     read: bool = True
     certainty: Certainty | None = None
     probability: float | None = None
@@ -141,8 +139,8 @@ class Reply:
     names: tuple[str, ...] = ()
 
     @property
-    def quotations(self) -> tuple[Quotation, ...]:
-        return (*([self.quotation] if self.quotation else []), *self.further_quotations)
+    def quotation(self) -> Quotation | None:
+        return self.quotations[0] if self.quotations else None
 
     @property
     def text_with_certainty(self) -> str:

@@ -244,7 +244,7 @@ class SpanReader(Reader):
         tokens = encode(f" {quoted}", add_special_tokens=False, verbose=False)["input_ids"]
         return Reply(
             quoted, certainty=certainty, probability=probability, answer_tokens=len(tokens),
-            quotation=Quotation(best.document, start, end),
+            quotations=(Quotation(best.document, start, end),),
         )  # fmt: skip
 
     def _is_in_answering_sentence(

@@ -210,7 +210,7 @@ def show(
 
 def test_an_uncertain_answer_comes_after_the_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     passage, quotation = make_passage(STORY, weight=1.0), Quotation("notes.md", 0, 2)
-    reply = Reply("It", (passage,), certainty="perhaps", quotation=quotation)
+    reply = Reply("It", (passage,), certainty="perhaps", quotations=(quotation,))
     lines = show(reply, monkeypatch)
     assert lines[0].startswith("Not certain")
     assert lines[-1] == "perhaps: It"

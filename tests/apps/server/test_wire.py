@@ -204,7 +204,7 @@ def test_the_same_text_in_pieces_and_whole(
 
 def test_what_belongs_to_the_rest_is_left_out() -> None:
     sentences = (CheckedSentence(0, 4, True, 1), CheckedSentence(5, 9, True, 1))
-    reply = Reply("One. Two.", cut=True, quotation=Quotation("a", 0, 9), sentences=sentences)
+    reply = Reply("One. Two.", cut=True, quotations=(Quotation("a", 0, 9),), sentences=sentences)
     found = StoppedText([" "], lambda piece: None).finish_reply(reply)
     assert (found.text, found.cut, found.quotation) == ("One.", False, None)
     assert found.sentences == sentences[:1]

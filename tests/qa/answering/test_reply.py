@@ -97,7 +97,7 @@ def page(reply: Reply) -> LexborHTMLParser:
 
 def test_the_quoted_words_are_marked_in_their_passage() -> None:
     start = 100 + TEXT.index("nine")
-    reply = Reply("nine", PASSAGES, quotation=Quotation("gate.pdf", start, start + 4))
+    reply = Reply("nine", PASSAGES, quotations=(Quotation("gate.pdf", start, start + 4),))
     shown = page(reply)
     assert shown.css_first("b").text() == "nine"
     assert [mark.text() for mark in shown.css("mark")] == ["nine"]
@@ -108,7 +108,7 @@ def test_the_quoted_words_are_marked_in_their_passage() -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 100), (90, 104), (140, 900), (900, 950), (99, 99)])
 def test_a_quotation_that_leaves_the_passage_marks_what_is_in_it(start: int, end: int) -> None:
-    shown = page(Reply("x", PASSAGES[:1], quotation=Quotation("gate.pdf", start, end)))
+    shown = page(Reply("x", PASSAGES[:1], quotations=(Quotation("gate.pdf", start, end),)))
     inside = "".join(TEXT[at - 100] for at in range(100, 100 + len(TEXT)) if start <= at < end)
     assert "".join(mark.text() for mark in shown.css("mark")) == inside
     assert shown.css_first("li > div").text() == TEXT
@@ -124,7 +124,7 @@ def test_an_uncertain_answer_says_so() -> None:
 
 def test_everything_is_escaped() -> None:
     passage = Passage(NASTY, NASTY, 1, 1, NASTY, 0, len(NASTY), NASTY)
-    reply = Reply(NASTY + "\ud800", (passage,), quotation=Quotation(NASTY, 5, 20))
+    reply = Reply(NASTY + "\ud800", (passage,), quotations=(Quotation(NASTY, 5, 20),))
     shown = page(reply)
     assert not shown.css("script, img, [onerror]")
     assert shown.css_first("li > div").text() == NASTY
@@ -188,7 +188,7 @@ def test_a_passage_whose_best_words_are_shown_is_left_out() -> None:
 def test_a_quoted_passage_is_always_shown() -> None:
     at = CHOSEN_TEXT.index("24")
     quotation = Quotation("a.txt", at, at + 2)
-    assert choose(CONTENTS, MILL, certainty="perhaps", quotation=quotation) == [1, 2]
+    assert choose(CONTENTS, MILL, certainty="perhaps", quotations=(quotation,)) == [1, 2]
 
 
 def test_cited_passages_keep_their_numbers() -> None:
