@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from safetensors.torch import save_file
+from saved_projections import save_learned_projections
 
 from esa_cli.attention.algebra import concat_key_heads, fold
 from esa_cli.attention.compression import (
@@ -15,19 +16,12 @@ from esa_cli.attention.compression import (
     LearnedCompressor,
     Linear,
     PcaCompressor,
-    make_named_projection_tensors,
 )
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import PresetError
 
 WIDTH = 12
 SAMPLES = 30
-
-
-def save_projections(
-    path: Path | str, layers: list[Linear], metadata: dict[str, str] | None = None
-) -> None:
-    save_file(make_named_projection_tensors(layers), path, metadata)
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,7 +159,7 @@ def test_nonsense_is_refused(kind: type, options: dict[str, int]) -> None:
 def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(4, WIDTH).T) for _ in range(3)]
-    save_projections(path, layers)
+    save_learned_projections(path, layers)
     learned = LearnedCompressor(str(path))
     for i, maps in enumerate(layers):
         found = learned.fit(i, Moments())
@@ -182,7 +176,7 @@ def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
 def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     same = torch.randn(WIDTH, 5)
-    save_projections(
+    save_learned_projections(
         path, [Linear(torch.randn(WIDTH, 2), torch.randn(WIDTH, 2)), Linear(same, same)]
     )
     widths = []
@@ -195,9 +189,9 @@ def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> No
 def test_learned_metadata(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))]
-    save_projections(path, layers)
+    save_learned_projections(path, layers)
     assert LearnedCompressor(str(path)).metadata == {}
-    save_projections(path, layers, {"fingerprint": "a llama", "method": "pca"})
+    save_learned_projections(path, layers, {"fingerprint": "a llama", "method": "pca"})
     assert LearnedCompressor(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
 
 
@@ -206,7 +200,7 @@ def test_a_file_without_the_layers_maps_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_projections("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
+    save_learned_projections("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
     Path("notes").write_text("not weights at all", "utf-8")
     with pytest.raises(PresetError):
         LearnedCompressor(name).fit(1, Moments())

@@ -14,13 +14,13 @@ import pytest
 import reference
 import torch
 from conftest import build_rope
+from saved_projections import save_learned_projections
 
 from esa_cli.attention.compression import (
     ClosedFormCompressor,
     LearnedCompressor,
     Linear,
     NoCompression,
-    save_learned_projections,
 )
 from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method

@@ -11,10 +11,11 @@ import reference
 import torch
 from conformance_tools import examine, failed, first
 from conftest import copy_registries
+from saved_projections import save_learned_projections
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.compression import Linear, Moments, save_learned_projections
+from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.parts import Compressor, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import LayerState, Positions, Projection, Step

@@ -15,8 +15,9 @@ from typing import Literal
 import pytest
 import torch
 from conftest import copy_registries
+from saved_projections import save_learned_projections
 
-from esa_cli.attention.compression import Linear, save_learned_projections
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import plugin_loading, registry

@@ -12,8 +12,9 @@ import pytest
 import torch
 from calibration_tools import selective
 from conftest import build_model
+from saved_projections import save_learned_projections
 
-from esa_cli.attention.compression import LearnedCompressor, Linear, save_learned_projections
+from esa_cli.attention.compression import LearnedCompressor, Linear
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore

@@ -12,9 +12,10 @@ from weakref import ref
 
 import pytest
 import torch
+from saved_projections import save_learned_projections
 from tokenizers import processors
 
-from esa_cli.attention.compression import Linear, save_learned_projections
+from esa_cli.attention.compression import Linear
 from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.text_passes.generation import AnswerStreamer
 from esa_cli.qa.answering.prompt import PromptEncoder
