@@ -16,7 +16,7 @@ import torch
 from esa_cli.qa.answering.reply import says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch
-from esa_cli.qa.finding.words import find_sentence_spans
+from esa_cli.qa.finding.words import find_overlapping_sentences
 from esa_cli.qa.reading.passage_reader import PassageReader, collapse_spaces, normalise_answer
 from esa_cli.qa.reading.reader import Reader, SamplingParams
 from esa_cli.system.progress import Progress
@@ -114,7 +114,7 @@ def make_log_odds_span_finder(
                 span_weight = odds + span.log_probability
                 out[number].append(AnswerSpan(span.start, span.end, span_weight, log_odds=odds))
                 text, place = texts[number], (span.start, span.end)
-                read = _find_overlapping_sentences(passages[number].text, *place)
+                read = find_overlapping_sentences(passages[number].text, *place)
                 for start, end in (*read, place):
                     text = text[:start] + " " * (end - start) + text[end:]
                 if whole and text.strip():
@@ -123,10 +123,6 @@ def make_log_odds_span_finder(
         return out
 
     return find_spans
-
-
-def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list[tuple[int, int]]:
-    return [at for at in find_sentence_spans(passage_text) if at[0] < end and start < at[1]]
 
 
 def make_reply_span_finder(
@@ -277,7 +273,7 @@ class Collection(Iterator[CollectedPlace]):
         chosen = self._chosen
         passage, document = chosen.passages[passage_index], chosen.documents[passage_index]
         known = self._books[document].document
-        sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
+        sentences = find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):

@@ -78,6 +78,10 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     return out
 
 
+def find_overlapping_sentences(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    return [at for at in find_sentence_spans(text) if at[0] < end and start < at[1]]
+
+
 def cut_sentence_windows(
     sentence_spans: list[tuple[int, int]], word_counts: list[int], words_per_window: int
 ) -> list[TextWindow]:

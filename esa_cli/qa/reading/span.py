@@ -29,7 +29,7 @@ from esa_cli.qa.answering.reply import (
 )
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
-from esa_cli.qa.finding.words import find_sentence_spans
+from esa_cli.qa.finding.words import find_overlapping_sentences
 from esa_cli.qa.presets.preset import COMBINATION, Preset, find_adapter_folder
 from esa_cli.qa.reading.passage_reader import PassageReader, Span, collapse_spaces, normalise_answer
 from esa_cli.qa.reading.reader import Reader, SamplingParams, ignore_text
@@ -254,7 +254,7 @@ class SpanReader(Reader):
         than not. Wrong spans of right passages, such as another year's figure, seldom do."""
         assert passage.quote is not None
         start, end = (at - passage.start for at in passage.quote)
-        spans = [at for at in find_sentence_spans(passage.text) if at[0] < end and start < at[1]]
+        spans = find_overlapping_sentences(passage.text, start, end)
         text = passage.text[spans[0][0] : spans[-1][1]] if spans else passage.text
         last = find_last_answered_turn(history)
         asked = [question, *([f"{last.question} {question}"] if last else [])]
