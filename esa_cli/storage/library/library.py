@@ -179,8 +179,8 @@ class DocumentWriter:
 class Library:
     """The documents that esa has stored in the folder `root`, by default `get_library_folder()`."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.root = disk.get_library_folder() if root is None else root
+    def __init__(self, root: Path | str | None = None) -> None:
+        self.root = disk.get_library_folder() if root is None else Path(root)
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, prefill_identity: str, text: str) -> str:
