@@ -21,10 +21,7 @@ async function showDocument(wanted, start, end) {
   if (current === shown && current.piece) goToPassage();
 }
 
-function noteReading(text) {
-  byId("reading-note").textContent = safeName(text);
-  show(byId("reading-note"), Boolean(text));
-}
+const noteReading = (text) => (byId("reading-note").textContent = safeName(text));
 
 async function loadPiece(start) {
   const current = shown;
