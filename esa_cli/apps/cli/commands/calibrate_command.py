@@ -23,7 +23,6 @@ from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
     from esa_cli.qa.presets.preset import Preset
 
 SHOWN_HEADS = 16
@@ -95,10 +94,18 @@ def calibrate(
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": target}
         written = {"file": str(out), "method": best}
-        results = {**study.make_json_data(), "training": asdict(training), "written": written}
-        print_json({**facts, **results})
+        fitted = {**study.make_json_data(), "training": asdict(training), "written": written}
+        print_json({**facts, **fitted})
         return
-    _print_recall_table(study)
+    results, top = study.results.values(), len(study.ks) - 1
+    rows = [
+        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results)]
+        for layer, rank in enumerate(study.ranks)
+    ]
+    for at, k_keys in reversed([*enumerate(study.ks)]):
+        means = (f"{one.average_recall(at):.3f}" for one in results)
+        rows.append(["mean" if at == top else f"mean @{k_keys}", "", *means])
+    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in study.results)), rows)
     use = _format_options_to_use_compressor(model.load_preset(), chosen, out)
     reporter.show_note(f"{best} is in {out}; use it with\n  {use}", dim=False)
 
@@ -117,19 +124,6 @@ def _format_options_to_use_compressor(
     words += ["--set", "answer.from=rows"] * (not current_preset.answer.needs_kv_cache)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={compressor_file}"]
     return shlex.join(words)
-
-
-def _print_recall_table(study: RecallStudy) -> None:
-    """Prints a table of each layer's recall at the largest k, and the mean recall at each k."""
-    results = study.results
-    rows = [
-        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
-        for layer, rank in enumerate(study.ranks)
-    ]
-    for at, k in reversed([*enumerate(study.ks)]):
-        means = (f"{one.average_recall(at):.3f}" for one in results.values())
-        rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
-    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
 
 @options.make_typer_command

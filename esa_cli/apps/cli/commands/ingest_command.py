@@ -210,9 +210,8 @@ def _update_library_from_folder(
     reporter: terminal.Reporter, reported: set[FileRecord], *, prune: bool, prune_if_empty: bool,
     is_first: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Updates the library with the files in a folder, and returns what changed as a JSON object.
-    Removed or unreadable files in `reported` were reported before. Raises DocumentError,
-    LibraryError, ResourceError."""
+    """Updates the library with a folder's files, and returns what changed as JSON. Removed or
+    unreadable files in `reported` are known. Raises DocumentError, LibraryError, ResourceError."""
     started, outdated = time.perf_counter(), list[LibraryEntry]()
     progress = reporter.start_progress(f"files of {folder}", "files") if is_first else None
     with library.open_catalogue() as catalogue:

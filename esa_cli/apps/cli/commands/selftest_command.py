@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -60,7 +59,7 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
-    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
+    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row, make_score_tables
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
@@ -120,11 +119,20 @@ def selftest(
                 ).ask_all_questions()
 
         def print_results(is_complete: bool) -> None:
+            rows = journal.rows
             if common.as_json:
-                facts = {**journal.header, "complete": is_complete, "rows": journal.rows}
-                terminal.print_json(facts)
-            else:
-                _print_score_tables(journal.rows)
+                terminal.print_json({**journal.header, "complete": is_complete, "rows": rows})
+                return
+            for table in make_score_tables(rows):
+                print(terminal.make_printable_line(table.title))
+                terminal.print_table(table.headers, table.rows)
+                print(table.note)
+            if not rows:
+                print("no questions were asked")
+            for way in ("shared", "own", "text"):
+                same = (row for row in rows if row.get("reading") == way and not row.get("dense"))
+                if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
+                    print(terminal.strip_control_chars(f"reading: {way}: {names}"))
 
         files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
 
@@ -150,21 +158,6 @@ def _check_settings_and_read_haystack(
     sources = map(str, [haystack_path, *haystack_path.glob("*")])
     files.check_output_file("--out", output_file, sources, "one of the texts of --haystack")
     return Haystack.from_files(str(haystack_path))
-
-
-def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
-    from esa_cli.evaluation.selftest.score_tables import make_score_tables
-
-    for table in make_score_tables(rows):
-        print(terminal.make_printable_line(table.title))
-        terminal.print_table(table.headers, table.rows)
-        print(table.note)
-    if not rows:
-        print("no questions were asked")
-    for reading in ("shared", "own", "text"):
-        same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
-        if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-            print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
 
 
 @options.make_typer_command
