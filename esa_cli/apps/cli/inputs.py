@@ -95,9 +95,11 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
 
 def read_lines_of_standard_input() -> Iterator[Line]:
     """Yields lines that are not blank as soon as they are complete; errors if not in UTF-8."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except AttributeError:  # a stream of text
+            text = line
         except UnicodeDecodeError:
             hint = "convert the questions to UTF-8, for example with iconv"
             yield UsageError(f"line {number} of standard input must be UTF-8", hint)
