@@ -111,8 +111,7 @@ class Reader:
         if way == "dense":
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
-            cache = attachment.new_cache(on_cpu=way == "host")
-            cache.set_expected_token_count(ids.shape[1] + RESERVE)
+            cache = attachment.new_cache(way == "host", ids.shape[1] + RESERVE)
             cache.begin_query(QueryState(Phase.PREFILL))
 
             def ask(cache: Any, last: int) -> None:

@@ -218,17 +218,17 @@ def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, 
     return fields
 
 
+INFINITEBENCH_RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "code_debug": metrics.score_code_debug_output,
+    "longbook_choice_eng": metrics.score_multiple_choice_output,
+    "kv_retrieval": metrics.score_contained_gold_word,
+    "math_find": metrics.score_first_number,
+}
+
+
 def score_infinitebench_output(record: BenchRecord, output: str) -> float:
-    match record.task:
-        case "code_debug":
-            return metrics.score_code_debug_output(output, record.answers)
-        case "longbook_choice_eng":
-            return metrics.score_multiple_choice_output(output, record.answers)
-        case "kv_retrieval":
-            return metrics.score_contained_gold_word(output, record.answers)
-        case "math_find":
-            return metrics.score_first_number(output, record.answers[0])
-    return metrics.score_first_integer(output, record.answers)
+    rule = INFINITEBENCH_RULES.get(record.task, metrics.score_first_integer)
+    return rule(output, record.answers)
 
 
 KINDS = ("searching", "reasoning")
@@ -249,10 +249,7 @@ def list_counting_stars_file_names(task: str) -> Sequence[str]:
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
     other = "acquisition" if kind == "searching" else kind
-    return [
-        f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}",
-        f"Counting_Stars_EN_{other}_{end}",
-    ]
+    return [f"Counting_Stars_EN_{n}_{end}" for n in (f"multi-evidence-retrieval-{kind}", other)]
 
 
 def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:

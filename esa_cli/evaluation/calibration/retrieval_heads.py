@@ -263,8 +263,7 @@ def find_retrieval_heads(
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
     with attach(loaded.model, method) as attachment:
-        cache = attachment.new_cache()
-        cache.set_expected_token_count(len(ids) + RESERVE)
+        cache = attachment.new_cache(expected_tokens=len(ids) + RESERVE)
         cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 

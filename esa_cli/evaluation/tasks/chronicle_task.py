@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from esa_cli.system.jsonl import read_json_lines
+
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7
 # In a shorter text the 48 facts would be so close together that they lose their depths.
@@ -275,8 +277,7 @@ class DemoQuestion(NamedTuple):
 
 def get_demo_questions() -> list[DemoQuestion]:
     """Loads the questions of `esa demo`, to the last of which the chronicle has no answer."""
-    lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = read_json_lines(Path(__file__).with_name("demo_questions.jsonl"))
     return [DemoQuestion(row["question"], tuple(row["answers"])) for row in rows]
 
 

@@ -196,11 +196,11 @@ class AttachedModel(AbstractContextManager["AttachedModel"]):
             self._attention[traits] = found
         return found
 
-    def new_cache(self, on_cpu: bool = False) -> EsaCache:
-        """Returns an empty KV cache for `model(...)` or `model.generate(...)`."""
-        return EsaCache(
-            self.forward_pass, self.method, self.model.config, on_cpu, self.method_layers
-        )
+    def new_cache(self, on_cpu: bool = False, expected_tokens: int = 0) -> EsaCache:
+        """Returns an empty KV cache for `model(...)` or `model.generate(...)`, with keys and values
+        in CPU memory if `on_cpu`. A GPU gets room for `expected_tokens`, if they are known."""
+        known = self.forward_pass, self.method, self.model.config, self.method_layers
+        return EsaCache(*known, on_cpu, expected_tokens)
 
     @contextmanager
     def suspend_method(self) -> Iterator[None]:

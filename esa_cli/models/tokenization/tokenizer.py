@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -104,7 +104,7 @@ def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if data := load_cached_metadata("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
-            return StandaloneTokenizer(backend, data["digest"], partial(load_tokenizer, folder))
+            return StandaloneTokenizer(backend, data["digest"], folder)
     return None
 
 
@@ -163,16 +163,16 @@ class StandaloneTokenizer:
 
     is_fast = True
 
-    def __init__(self, backend: Any, digest: str, load_full: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.digest, self._load_full = backend, digest, load_full
+    def __init__(self, backend: Any, digest: str, folder: Path) -> None:
+        self.backend_tokenizer, self.digest, self._folder = backend, digest, folder
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
-        return self._load_full()
+        return load_tokenizer(self._folder)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_load_full" not in self.__dict__:  # the object is being copied
+        if name.startswith("__") or "_folder" not in self.__dict__:  # the object is being copied
             raise AttributeError(name)
         return getattr(self.transformers_tokenizer, name)
 

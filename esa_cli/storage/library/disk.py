@@ -82,6 +82,7 @@ class LibraryPaths:
         self.root = root
         self.documents, self.segments = root / "documents", root / "segments"
         self.folders, self.locks = root / "folders", root / "locks"
+        self.catalogue = root / "catalogue-1.sqlite"  # with the version of its tables
 
     def refuse_folder_without_marker(self) -> None:
         """Raises LibraryError if the library's folder has files but no marker of a library, so that

@@ -228,7 +228,7 @@ class Library:
 
     @property
     def catalogue_file_size(self) -> int:
-        return disk.get_file_size(catalogue.get_catalogue_path(self._paths))
+        return disk.get_file_size(self._paths.catalogue)
 
     @property
     def synced_file_count(self) -> int:
@@ -394,7 +394,7 @@ class Library:
             with self.open_catalogue() as opened:
                 change(opened)
         except EsaError:
-            if catalogue.get_catalogue_path(self._paths).exists():
+            if self._paths.catalogue.exists():
                 raise
 
 
