@@ -1,10 +1,8 @@
 """Attaches an attention method to a transformers model, and restores the model on `detach`.
 
-ESA patches no code of transformers. ESA registers an attention function and a mask function named
-"esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
-the model's rotary module, and a copy replaces the configuration, since other models may share the
-original. Several models can be attached at once, since ESA's attention function finds the method by
-the attention module that calls it. docs/design.md says more under "The seam"."""
+docs/design.md says how, under "The seam to transformers". A copy replaces the configuration, since
+other models may share the original. Several models can be attached at once, since ESA's attention
+function finds the method by the attention module that calls it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ from esa_cli.models.files.checkpoint_files import (
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import find_model_folder
 from esa_cli.models.loading.load import (
-    CONFIG_FILES,
     LoadedModel,
     check_weights_fit_memory,
     convert_loading_errors,
@@ -82,7 +81,7 @@ def load_without_transformers(
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, cached = read_config_json(folder), load_cached_metadata("config", folder, CONFIG_FILES)
+    config, cached = read_config_json(folder), load_cached_metadata("config", folder)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
     if cached is None or not whole or not can_load_without_transformers(cached):
         return None

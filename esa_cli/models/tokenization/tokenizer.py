@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path) -> Any:
         if tokenizer.is_fast:
             _check_tokenizer_limits(tokenizer.backend_tokenizer, folder)
         make_metadata = partial(_make_tokenizer_metadata, folder, tokenizer)
-        cache_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
+        cache_model_metadata("plain tokenizer", folder, make_metadata)
         return tokenizer
 
 
@@ -102,7 +102,7 @@ def load_fastest_tokenizer(folder: Path) -> Any:
 
 def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if data := load_cached_metadata("plain tokenizer", folder, _FILES):
+        if data := load_cached_metadata("plain tokenizer", folder):
             backend = _load_tokenizer_backend(folder)
             return StandaloneTokenizer(backend, data["digest"], folder)
     return None
@@ -110,11 +110,6 @@ def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
 
 # -- Metadata of a tokenizer
 
-_FILES = (
-    "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
-    "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
-)  # fmt: skip
-"""The files of a model's folder from which transformers makes the tokenizer."""
 _MEMBERS = (
     "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding",
     "backend_tokenizer",

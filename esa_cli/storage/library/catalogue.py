@@ -5,9 +5,7 @@ files in which `esa ingest --words` records the contents of folders. Sqlite uses
 because a write-ahead log needs memory that all processes share, and several machines may use one
 library.
 
-A stored document is called former if its file was removed or has another text now, and no other
-file has the document's text. All other documents are called present, including documents from
-standard input, from another machine, or from a disk that is not mounted."""
+docs/library.md says which stored documents are called former; all others are called present."""
 
 from __future__ import annotations
 
@@ -310,7 +308,7 @@ class Catalogue:
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_records_file(path) != payload:
-                disk.write_checksummed_file(path, "folder", payload, path.stem)
+                disk.write_checksummed_file(path, payload, path.stem)
 
     def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Calls functions that change the catalogue, in transactions of about a second. The
@@ -395,7 +393,7 @@ def _get_folder_records_path(paths: LibraryPaths, ingested_folder: str) -> Path:
 def _read_folder_records_file(records_path: Path) -> bytes:
     """Returns the JSON in a file of a folder's records, or b"" for a missing or damaged file."""
     try:
-        return disk.read_checksummed_file(records_path, "folder", records_path.stem)
+        return disk.read_checksummed_file(records_path, records_path.stem)
     except LibraryError:
         return b""
 

@@ -99,26 +99,26 @@ def hash_projections(packed_projections: bytes) -> str:
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
-def verify_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
-    """Checks every byte of a document's file before the file is moved to `final_path`. Raises
+def verify_document_file(path: Path, entry: LibraryEntry) -> None:
+    """Checks every byte of a document's file, which may have its temporary name. Raises
     LibraryError: the file is missing, damaged, or belongs to another document."""
-    path, key, kind = final_path, entry.key, final_path.suffix[1:]
-    if kind == "seg":
-        tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
-        KVSegmentFile(file_path, entry.layout, tokens, key, path.stem).verify_all_bytes()
+    key, (stem, kind) = entry.key, disk.split_file_name(path)
+    if kind == "segment":
+        tokens = entry.count_segment_tokens(entry.segments.index(stem))
+        KVSegmentFile(path, entry.layout, tokens, key).verify_all_bytes()
         return
-    data = disk.read_file_bytes(file_path, key)
-    payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
+    data = disk.read_file_bytes(path, key)
+    payload = disk.unpack_checksummed_file(data, path, key, entry.digests.get(kind))
     try:
-        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
+        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, payload, path)
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
-    layout, identity = entry.layout, entry.identity
+def _matches_manifest(entry: LibraryEntry, payload: bytes, path: Path) -> bool:
+    layout, identity, (stem, file_kind) = entry.layout, entry.identity, disk.split_file_name(path)
     if file_kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.compute_document_key(identity, text), digest_text(text), len(text)
@@ -137,7 +137,7 @@ def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path:
             and document_files.compute_segment_hashes(identity, ids, layout) == prefixes
         )
     tensors = load(payload)
-    good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
+    good = hash_projections(payload) == stem and int(tensors.pop("layers")) == layout.layers
     for i, width in enumerate(layout.reduced):
         pair = [tensors.pop(f"layers.{i}.{name}") for name in ("query_map", "key_map") if width]
         good = good and all(matrix.dim() == 2 and matrix.shape[1] == width for matrix in pair)
@@ -148,7 +148,7 @@ def decode_untrusted_manifest(paths: LibraryPaths, key: str, manifest_bytes: byt
     """Checks and decodes a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.get_document_path(key)
-    payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, key)
+    payload = disk.unpack_checksummed_file(manifest_bytes, path, key)
     try:
         TypeAdapter(LibraryEntry).validate_json(payload)
         entry = document_files.decode_manifest(paths, key, manifest_bytes)

@@ -83,7 +83,7 @@ def read_recurrent_states(
     """Reads the hash of a document's segment, and the states of the model's recurrent layers after
     the segment. Raises LibraryError: it is missing, damaged, or of another `segment_hash`."""
     path = paths.get_document_path(key, "states")
-    payload = disk.read_checksummed_file(path, "states", key)
+    payload = disk.read_checksummed_file(path, key)
     stored_hash, states = packed_files.unpack_recurrent_states(payload, path, layout, key)
     if segment_hash not in ("", stored_hash):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
@@ -97,7 +97,7 @@ def _read_projections_file(
     if projections_hash == document_files.NO_FIT:
         return None
     path = paths.get_projections_path(projections_hash)
-    packed = disk.read_checksummed_file(path, "fit", key)
+    packed = disk.read_checksummed_file(path, key)
     if packed_files.hash_projections(packed) != projections_hash:
         raise disk.make_damage_error(path, "its name does not match its projections", key)
     return packed_files.unpack_projections(packed)
@@ -135,11 +135,11 @@ class KVCacheWriter(DocumentWriter):
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
-        prefixes: Sequence[str], device: torch.device = CPU,
+        device: torch.device = CPU,
     ) -> None:  # fmt: skip
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
-        super().__init__(paths, key, identity, ids, layout, prefixes)
+        super().__init__(paths, key, identity, ids, layout)
         self.layers = list[memory_store.AppendableKVStoreChain]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
