@@ -37,7 +37,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
+from esa_cli.models.text_passes.text_forward import compute_hidden_states
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import RESERVE

@@ -21,7 +21,7 @@ from esa_cli.models.files.checkpoint_files import load_cached_metadata
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
-from esa_cli.models.text_passes.model_forward import call_before_each_layer
+from esa_cli.models.text_passes.text_forward import call_before_each_layer
 from esa_cli.qa.presets.cache_key import digest_model
 from esa_cli.system import machine
 

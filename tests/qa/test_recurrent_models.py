@@ -14,7 +14,7 @@ from esa_cli import models
 from esa_cli.errors import LibraryError, UsageError
 from esa_cli.evaluation.calibration.fitted_projections import open_projection_fitter
 from esa_cli.models.files.random_model import write_byte_tokenizer
-from esa_cli.models.text_passes.model_forward import call_before_each_layer
+from esa_cli.models.text_passes.text_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book

@@ -34,8 +34,12 @@ from esa_cli.models.loading.load import (
     check_weights_fit_memory,
     convert_loading_errors,
 )
-from esa_cli.models.text_passes.model_forward import share_layer_hooks
-from esa_cli.models.text_passes.text_forward import MOST_BYTES, can_fuse_layers, get_head_dimension
+from esa_cli.models.text_passes.text_forward import (
+    MOST_BYTES,
+    can_fuse_layers,
+    get_head_dimension,
+    share_layer_hooks,
+)
 from esa_cli.models.tokenization.tokenizer import load_fastest_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 

@@ -15,8 +15,7 @@ from byte_level_model import byte_level, byte_model
 from tiny_reader import make_head, make_random_adapter
 
 from esa_cli.errors import LengthError
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
-from esa_cli.models.text_passes.text_forward import GROUP
+from esa_cli.models.text_passes.text_forward import GROUP, compute_hidden_states
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
