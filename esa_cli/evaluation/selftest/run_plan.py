@@ -155,16 +155,17 @@ def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Meth
     )
 
 
-def prefill_text(
-    session: Session, base_preset: Preset, group: PrefillGroup, text: str, progress: Progress
-) -> float:
-    """Prefills a text for all methods of a group, and returns the seconds that this took."""
+def read_text(
+    answerer: Session | TextAnswerer, base_preset: Preset, group: PrefillGroup, text: str,
+    progress: Progress,
+) -> float:  # fmt: skip
+    """Reads a text for all methods of a group, and returns the seconds that this took."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
         methods = [build_attention_method(preset) for preset in group.presets]
         method = build_shared_prefill_method(build_attention_method(base_preset), methods)
-    session.read(text, progress, method)
+    answerer.read(text, progress, method)
     return time.perf_counter() - started
 
 
@@ -182,15 +183,12 @@ def compare_answers_of_methods(
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
             progress = start_progress(f"reading for {', '.join(group.names)}")
-            asker = None
-            if group.reading == "text":
-                asker = TextAnswerer(loaded, session, group.presets[0])
-                read_s, nbytes = asker.index_text(text, progress), asker.nbytes
-            else:
-                session.empty_cache()
-                session.use_preset(group.presets[0])
-                read_s = prefill_text(session, preset, group, text, progress)
-                nbytes = session.cache.nbytes
+            session.empty_cache()
+            session.use_preset(group.presets[0])
+            reads = group.reading == "text"
+            asker = TextAnswerer(loaded, session, group.presets[0]) if reads else None
+            read_s = read_text(asker or session, preset, group, text, progress)
+            nbytes = asker.nbytes if asker else session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
                     reply = asker.ask(question)

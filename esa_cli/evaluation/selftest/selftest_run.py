@@ -237,13 +237,9 @@ class SelftestAnswerer:
         """Raises LengthError: a question does not fit into the model's window."""
         for preset in self.group.presets:
             for question in self.sample.questions:
-                if self._asker is not None:
-                    self._asker.check_question_length(question.text)
-                    continue
                 self._set_session_preset(preset)
-                self.session.check_length(
-                    question.text, prime=question.prime, max_new_tokens=question.max_new_tokens
-                )
+                answerer = self._asker or self.session
+                answerer.check_length(question.text, question.prime, question.max_new_tokens)
 
     def _set_session_preset(self, preset: Preset) -> None:
         """Sets the session's preset, with the prompt of the self-test if the test has a prompt."""
@@ -273,12 +269,10 @@ class SelftestAnswerer:
                 return False
         label = f"{sample.test} at {sample.length:,} tokens: reading for {', '.join(group.names)}"
         progress = run.reporter.start_progress(label)
-        if self._asker is not None:
-            self._read_s = self._asker.index_text(sample.text, progress)
-            return True
-        self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
+        answerer = self._asker or session
+        self._read_s = run_plan.read_text(answerer, run.preset, group, sample.text, progress)
         note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
-        if note is not None and not group.dense:
+        if note is not None and not (group.dense or self._asker):
             run.reporter.show_note(f"esa: {sample.test}: {note}")
         return True
 
@@ -289,7 +283,7 @@ class SelftestAnswerer:
         if asker is not None:
             reply = asker.ask(question.text)
             score = round(score_of(question, reply.text), 4)
-            document, stored = len(asker.book.spans), asker.nbytes
+            document, stored = asker.document_tokens, asker.nbytes
             fields = {
                 "before": "",
                 "prompt": preset.answer.prompt.replace("{question}", question.text),
