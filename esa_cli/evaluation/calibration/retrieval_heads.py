@@ -27,12 +27,10 @@ from esa_cli.evaluation.tasks.task_sample import TaskDocument
 from esa_cli.methods.consensus import find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import LoadedModel
-from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptEncoder
-from esa_cli.qa.answering.session import prefill_tokens
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import build_attention_method
-from esa_cli.storage.memory_store import RESERVE
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, build_attention_method
 from esa_cli.system.progress import Progress
 
 LayerHead = tuple[int, int]
@@ -258,14 +256,12 @@ def find_retrieval_heads(
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
     asked = choose_questions_with_middle_needles(loaded.tokenizer, preset, sample)
-    prompt = PromptEncoder(loaded.tokenizer, preset.prompt)
-    ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
-    with attach(loaded.model, method) as attachment:
-        cache = attachment.new_cache(expected_tokens=len(ids) + RESERVE)
-        cache.begin_query(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
+    resolved = ResolvedPreset(preset, method)
+    with Session(loaded.model, loaded.tokenizer, resolved, loaded.cache) as session:
+        session.read(sample.text, prefill_progress)
+        cache, prompt, length = session.cache, session.prompt, session.document_tokens
 
         def collect_head_votes(
             question_index: int, question: NeedleQuestion, *head_sets: HeadSet
@@ -273,14 +269,14 @@ def find_retrieval_heads(
             """Collects the heads' votes for a question, which is then cropped from the cache."""
             votes = HeadVoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_question_tokens(question.question)
-            state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
+            state = QueryState(Phase.QUESTION, question=(length + start, length + stop))
             asked_ids = prompt.encode_question(question.question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)
             cache.begin_query(state, replace(method, selector=votes, score=score))
             try:
-                attachment.body(input_ids=tokens, past_key_values=cache)
+                session.attachment.body(input_ids=tokens, past_key_values=cache)
             finally:
-                cache.truncate(len(ids))
+                cache.truncate(length)
             if question_progress:
                 question_progress(question_index + 1, len(asked))
             return votes
@@ -303,5 +299,5 @@ def find_retrieval_heads(
     heads = rank_heads(found, head_hits.sum(dim=0), margin)
     count = choose_smallest_head_set_size(heads, by_size, all_hits)
     return HeadSearchResult(
-        heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
+        heads, sets[count], len(first), len(second), by_size[count], all_hits, length, size
     )
