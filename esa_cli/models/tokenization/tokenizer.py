@@ -82,25 +82,22 @@ _tokenizers_being_loaded: dict[Path, Future[StandaloneTokenizer | None]] = {}
 
 
 def begin_loading_standalone_tokenizer(folder: Path) -> None:
-    """Starts a thread that loads the tokenizer for the next call of `load_standalone_tokenizer`."""
+    """Starts a thread that loads the tokenizer for the next call of `load_fastest_tokenizer`."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
-    _tokenizers_being_loaded[folder] = thread.submit(_load_tokenizer_and_metadata, folder)
+    _tokenizers_being_loaded[folder] = thread.submit(load_standalone_tokenizer, folder)
     thread.shutdown(wait=False)
+
+
+def load_fastest_tokenizer(folder: Path) -> Any:
+    """Loads a `StandaloneTokenizer` if possible, else that of transformers. Raises ModelError."""
+    begun = _tokenizers_being_loaded.pop(folder, None)
+    found = load_standalone_tokenizer(folder) if begun is None else begun.result()
+    return found or load_tokenizer(folder)
 
 
 def load_standalone_tokenizer(folder: Path) -> StandaloneTokenizer | None:
     """Loads the tokenizer in a model's folder without transformers, or returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
-    begun = _tokenizers_being_loaded.pop(folder, None)
-    return _load_tokenizer_and_metadata(folder) if begun is None else begun.result()
-
-
-def load_fastest_tokenizer(folder: Path) -> Any:
-    """Loads a `StandaloneTokenizer` if possible, else that of transformers. Raises ModelError."""
-    return load_standalone_tokenizer(folder) or load_tokenizer(folder)
-
-
-def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if data := load_cached_metadata("plain tokenizer", folder):
             backend = _load_tokenizer_backend(folder)
