@@ -1,10 +1,9 @@
 """Self-tests that hide needles, which are sentences, in a long text, and ask about the needles.
 
-The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this
-repository. The test `own` hides the needles of the test `needle` in the user's own document. The
-test `needles` is NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles
-at once. The test `stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight
-places of a text."""
+The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for esa. The
+test `own` hides the same needles in the user's own document. The test `needles` is NeedleBench M-RT
+(Li et al., 2024), whose questions ask for three to five needles at once. The test `stars` is
+Counting-Stars (Song et al., 2024), whose animals count stars in eight places of a text."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 If the catalogue is missing or damaged, it is created again from the stored documents, and from the
 files in which `esa ingest --words` records the contents of folders. Sqlite uses a rollback journal,
-because a write-ahead log needs memory that all processes share, and several machines may use one
-library.
-
+because a write-ahead log needs shared memory, and several machines may use one library.
 docs/library.md says which stored documents are called former; all others are called present."""
 
 from __future__ import annotations
