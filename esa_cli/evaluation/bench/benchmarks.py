@@ -125,7 +125,7 @@ def fill_prompt_template(template: str, document: str, **values: str) -> tuple[s
 
 
 TaskTable = dict[str, dict[str, Any]]
-# Title, number of records and prompt of each task; LongBench's length of answers, score, no chat.
+# Title, number of records, score and prompt of each task; LongBench's length of answers, no chat.
 LONGBENCH, INFINITEBENCH = (
     cast(TaskTable, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
     for name in ("longbench", "infinitebench")
@@ -218,17 +218,9 @@ def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, 
     return fields
 
 
-INFINITEBENCH_RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "code_debug": metrics.score_code_debug_output,
-    "longbook_choice_eng": metrics.score_multiple_choice_output,
-    "kv_retrieval": metrics.score_contained_gold_word,
-    "math_find": metrics.score_first_number,
-}
-
-
 def score_infinitebench_output(record: BenchRecord, output: str) -> float:
-    rule = INFINITEBENCH_RULES.get(record.task, metrics.score_first_integer)
-    return rule(output, record.answers)
+    score: float = getattr(metrics, INFINITEBENCH[record.task]["score"])(output, record.answers)
+    return score
 
 
 KINDS = ("searching", "reasoning")
