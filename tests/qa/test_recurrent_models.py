@@ -227,7 +227,7 @@ def test_states_of_other_shapes_name_their_file(
     with open_esa(stored_loaded, library) as reader:
         entry = entry_of(reader.ingest(str(path)))
     file = LibraryPaths(library.root).get_document_path(entry.key, "states")
-    last, found = read_recurrent_states(LibraryPaths(library.root), entry.layout, entry.key)
+    last, found = read_recurrent_states(LibraryPaths(library.root), entry.layout.states, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found]
     write_checksummed_file(file, pack_recurrent_states(last, wrong), entry.key)
     with (
