@@ -23,9 +23,7 @@ class TextAnswerer:
     book: Book  # the text that was read last, with its index
 
     def __init__(self, loaded: LoadedModel, session: Session, preset: Preset) -> None:
-        self.session, self.preset = session, preset
-        session.empty_cache()
-        session.use_preset(preset)
+        self.session = session
         self._esa = Esa(loaded, preset, session=session)
 
     @property
@@ -45,7 +43,6 @@ class TextAnswerer:
     def read(self, text: str, progress: Progress | None = None, method: object = None) -> None:
         """Indexes a text for later questions."""
         self.session.empty_cache()
-        self.session.use_preset(self.preset)
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.get_passage_finder(add_token_ranges([book]))
         if progress is not None and not book.read:
