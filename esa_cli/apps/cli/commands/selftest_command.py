@@ -202,7 +202,9 @@ def compare(
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
-        presets = [p for group in grouped if group.reading != "text" for p in group.presets]
+        presets = [
+            p for group in grouped if group.reading != "text" for p in group.presets.values()
+        ]
         if presets:
             ready.model.make_ingest_planner(ready.resolved).check_memory_suffices(tokens)
         if len(presets) < len(names):
