@@ -52,20 +52,22 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         find_token_positions,
     )
 
-    shares, started = [], time.perf_counter()
+    shares, selected, started = [], 0, time.perf_counter()
     for question in sample.questions:
         recall = ChunkRecorder()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
         places = [find_token_positions(spans, f.start, f.end, head) for f in facts]
-        shares.append(recall.measure_facts_in_view(places))
+        means, best_heads = zip(*recall.measure_facts_in_view(places), strict=True)
+        shares.append(means)
+        selected += are_facts_in_view(best_heads)
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
         "recall": round(sum(layers) / len(layers), 4),
         "layers_with_half": round(
             sum(share >= IN_VIEW for one in shares for share in one) / len(shares), 1
         ),
-        "selected": sum(are_facts_in_view(one) for one in shares),
+        "selected": selected,
         "of": len(shares),
         "layers": [round(layer, 3) for layer in layers],
         "s_per_question": round((time.perf_counter() - started) / len(shares), 2),

@@ -37,7 +37,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
+from esa_cli.models.text_passes.text_forward import compute_hidden_states
 from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import RESERVE
@@ -111,8 +111,7 @@ class Reader:
         if way == "dense":
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
-            cache = attachment.new_cache(on_cpu=way == "host")
-            cache.set_expected_token_count(ids.shape[1] + RESERVE)
+            cache = attachment.new_cache(way == "host", ids.shape[1] + RESERVE)
             cache.begin_query(QueryState(Phase.PREFILL))
 
             def ask(cache: Any, last: int) -> None:

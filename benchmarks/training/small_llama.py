@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.errors import ModelError
-from esa_cli.models.text_passes.model_forward import normalise_hidden_states
-from esa_cli.models.text_passes.text_forward import LoraAdapter, get_head_dimension
+from esa_cli.models.text_passes.text_forward import (
+    LoraAdapter,
+    get_head_dimension,
+    normalise_hidden_states,
+)
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

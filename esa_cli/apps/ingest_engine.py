@@ -112,7 +112,7 @@ def ingest_in_parallel(
 ) -> list[IngestRow]:  # fmt: skip
     """Ingests documents in several processes; returns the JSON object of each document.
     Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
-    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note_printer()
+    show = reporter.show_spinner if reporter.live else reporter.show_note_if_due
     rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:

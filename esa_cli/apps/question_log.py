@@ -110,8 +110,9 @@ class LoggedConversation:
         last, chain = found[-1], found[-1:]
         while len(chain) < MAX_TURNS and (before := rows.get(chain[0].before or 0)) is not None:
             chain.insert(0, before)
-        named = documents if is_named else [_shorten(path) for path in last.documents]
-        return cls(named, last.library, chain)
+        here = Path.cwd()
+        near = [os.path.relpath(p) if Path(p).is_relative_to(here) else p for p in last.documents]
+        return cls(documents if is_named else near, last.library, chain)
 
     def ask(self, esa: Esa, question: str, books: Sequence[Any], **arguments: Any) -> Reply:
         """Answers a question with the earlier turns as its history, without the oldest if they do
@@ -146,8 +147,3 @@ class LoggedConversation:
 
 def _make_absolute(document_names: Sequence[str]) -> list[str]:
     return [name if name == "-" else os.path.abspath(name) for name in document_names]
-
-
-def _shorten(path: str) -> str:
-    """Returns a path relative to the current folder, if the path is below it."""
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

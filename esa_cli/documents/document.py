@@ -195,13 +195,15 @@ def gather_documents(
 
 
 def read_documents(
-    sources: Sequence[str | os.PathLike[str]], stdin: IO[Any] | None = None,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    stdin: IO[Any] | None = None,
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:  # fmt: skip
-    """Reads several documents, in order; a folder or pattern stands for the files that it holds.
+    """Reads one or several documents, in order; a folder or pattern stands for its files.
     `say` is called with a message for each file or folder that is left out. Raises UsageError:
     `sources` is empty, or has "-" more than once. DocumentError: a document that was named cannot
     be read, or none of the documents can be read."""
+    sources = [sources] if isinstance(sources, str | os.PathLike) else sources
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     files = find_files([os.fspath(source) for source in sources])

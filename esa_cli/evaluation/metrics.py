@@ -97,10 +97,10 @@ def score_first_integer(output: str, answers: Sequence[str]) -> float:
     return float(match is not None and match[0] == answers[0])
 
 
-def score_first_number(output: str, gold: str) -> float:
+def score_first_number(output: str, answers: Sequence[str]) -> float:
     """Returns 1 if the first number in the output equals the right answer, and else 0."""
     match = re.search(r"\d+(?:\.\d+)?", output)
-    return float(match is not None and float(match[0]) == float(gold))
+    return float(match is not None and float(match[0]) == float(answers[0]))
 
 
 def score_contained_gold_word(output: str, answers: Sequence[str]) -> float:

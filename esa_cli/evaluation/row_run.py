@@ -4,6 +4,7 @@ A stopped run can be resumed, since questions that have a row in the file are no
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,7 @@ def ask_unanswered_questions(
     """Asks the questions that have no row in the result file, and appends their rows. Returns False
     if the deadline, a time of `time.monotonic`, passed before. Raises UsageError, as
     `has_result_row`. LengthError: a question is too long, without `on_left_out`."""
-
-    def is_past_deadline() -> bool:
-        return deadline is not None and time.monotonic() >= deadline
-
+    deadline = math.inf if deadline is None else deadline
     for document in documents:
         unanswered = []
         for question in document.questions:
@@ -76,12 +74,12 @@ def ask_unanswered_questions(
                 on_left_out(question, error)
         if not unanswered:
             continue
-        if is_past_deadline():
+        if time.monotonic() >= deadline:
             return False
         if not document.ingest():
             continue
         for number, question in enumerate(unanswered):
-            if is_past_deadline():
+            if time.monotonic() >= deadline:
                 return False
             document.progress(number, len(unanswered))
             journal.add_row({**question.fields, **question.ask()})

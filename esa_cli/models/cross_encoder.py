@@ -42,10 +42,8 @@ class CrossEncoder:
         if loading["missing_keys"]:  # transformers would make them at random
             lacks = ", ".join(sorted(loading["missing_keys"])[:3])
             raise ModelError(f"the cross-encoder {folder} has no weights {lacks}", HINT)
-        if model.config.num_labels != 1:
-            wrong = (
-                f"the cross-encoder {folder} has {model.config.num_labels} scores in place of one"
-            )
+        if (count := model.config.num_labels) != 1:
+            wrong = f"the cross-encoder {folder} has {count} scores in place of one"
             raise ModelError(wrong, HINT)
         self.model = model.to(device).eval()
         longest = min(self.tokenizer.model_max_length, TOKENS)

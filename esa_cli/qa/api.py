@@ -192,7 +192,7 @@ class Esa(AbstractContextManager["Esa"]):
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A `with` context in which `on_step` is called before each layer of the model. An
         exception in `on_step` ends the ingest or the answer, and is raised to the caller."""
-        from esa_cli.models.text_passes.model_forward import call_before_each_layer
+        from esa_cli.models.text_passes.text_forward import call_before_each_layer
 
         return call_before_each_layer(self.loaded.text_model, on_step)
 

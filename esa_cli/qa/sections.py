@@ -31,7 +31,14 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch
 from esa_cli.qa.finding.words import list_sentence_words
-from esa_cli.qa.reading.reader import MAX_PASSAGES, MAX_TOKENS, Reader, SamplingParams
+from esa_cli.qa.reading.reader import (
+    MAX_PASSAGES,
+    MAX_TOKENS,
+    TOKEN_BYTES,
+    Reader,
+    SamplingParams,
+    format_numbered_passages,
+)
 from esa_cli.system.jsonl import ResultsFile
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import digest_text
@@ -96,9 +103,9 @@ CHOSEN, COMPARED = 24, 300
 """The number of sentences, chosen by their words, whose late interaction with others of the section
 decides; and the number of these others."""
 SENTENCE_WORDS = range(8, 51)
-TOKEN_BYTES, PROMPT_TOKENS, MAX_WINDOW = 3, 300, 32_768
-"""The bytes of text that fill at most a token of any model; tokens of a prompt without passages;
-the largest part of a model's window that is used."""
+PROMPT_TOKENS, MAX_WINDOW = 500, 32_768
+"""Tokens of a prompt with the names of its passages but without their texts; the largest part of a
+model's window that is used."""
 PART = "Summarise this text, part {number} of {count} of {section}, in some sentences."
 TOGETHER = "{question}\n(The passages are summaries of the parts of {section}, in their order.)"
 
@@ -355,7 +362,7 @@ def _group_by_size(passages: Sequence[Passage], room: int) -> list[list[Passage]
     """Groups passages, at least two and at most `MAX_PASSAGES`, that fit into `room` bytes."""
     groups = list[list[Passage]]([[]])
     for passage in passages:
-        size = sum(len(one.text.encode()) for one in [*groups[-1], passage])
+        size = len(format_numbered_passages([*groups[-1], passage]).encode())
         if len(groups[-1]) == MAX_PASSAGES or (size > room and len(groups[-1]) > 1):
             groups.append([])
         groups[-1].append(passage)

@@ -20,6 +20,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SETTLED_NS = 2_000_000_000
 """Nanoseconds within which a changed file may change again with the same time stamp."""
 
+TEXT_VERSION = 2
+"""Is raised when readers of documents extract another text from the same files, so that files in a
+library are read again; 1 is of version 0.2.0, whose stamps do not have it."""
+
 LIBRARY_MARKER = "esa-library"
 """The name of a file by which a folder is known as a library."""
 
@@ -41,13 +45,14 @@ def resolve_folder_links(
 
 
 def compute_file_stamp(path: Path | str) -> str:
-    """Returns a text that changes whenever the file changes, or an empty text if the file changed
-    less than two seconds ago, as it may change again unnoticed. Raises OSError."""
+    """Returns a text that changes whenever the file or `TEXT_VERSION` changes, or an empty text if
+    the file changed less than two seconds ago, as it may change again unnoticed. Raises OSError."""
     status = os.stat(path)
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if changed > time.time_ns() - SETTLED_NS:
         return ""
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{TEXT_VERSION} {status.st_size} {times} {status.st_ino}"
 
 
 def _get_os_error_number(error: Exception) -> int | None:

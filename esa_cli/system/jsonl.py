@@ -70,8 +70,7 @@ class ResultsFile(JsonLinesFile):
     """Keeps the result rows (JSON objects) of one measurement in memory and, if it has a path, in a
     file. The header describes the measurement; its `fixed_fields` must not change when a file is
     continued. Every row has all `key_fields`, which identify the row. `describe_invalid_row` says
-    what is wrong with a row, or returns "". The rows of `other_shards`, the results files of other
-    shards, are added to this file."""
+    what is wrong with a row, or returns "". The rows of other shards' files are added to this."""
 
     def __init__(
         self, path: Path | None, header: Row, *, fixed_fields: Sequence[str],

@@ -21,6 +21,8 @@ from fake_asker import FakeAsker
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
+from esa_cli.qa.ingestion import library_texts
+from esa_cli.storage.library import Library
 from esa_cli.system import files
 from esa_cli.system.jsonl import AnswersFile
 
@@ -126,6 +128,45 @@ def test_which_documents_are_meant(write: Write, tmp_path: Path) -> None:
     assert rows(out)[2]["error"].endswith("relative to the folder of this file")
     assert [row["documents"] for row in rows(out)][-2:] == [["../a.txt"], ["c.txt"]]
     assert len(asker.ingested) == 4
+
+
+def test_without_documents_the_library_is_asked_and_again_if_it_changes(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**18))
+    path, asker = write(q("1"), q("2", "a.txt"), q("3")), FakeAsker()
+    out, none = tmp_path / "out.jsonl", tmp_path / "none.jsonl"
+    go(FakeAsker(), path, none)
+    assert ["error" in row for row in rows(none)] == [True, False, True], "no library"
+    (tmp_path / "town").mkdir()
+    (tmp_path / "town/b.txt").write_text("one harp", "utf-8")
+
+    def update() -> None:
+        with Library().open_catalogue() as catalogue:
+            library_texts.sync_folder(catalogue, str(tmp_path / "town"))
+
+    update()
+    go(asker, path, out)
+    go(asker, path, out)
+    assert [(call["question"], call["books"]) for call in asker.calls] == [
+        ("1", []), ("3", []), ("2", ["text a"]),
+    ]  # fmt: skip
+    assert [row["documents"] for row in rows(out)] == [[], ["a.txt"], []]
+    (tmp_path / "town/c.txt").write_text("one loom", "utf-8")
+    update()
+    go(asker, path, out)
+    assert [call["question"] for call in asker.calls[3:]] == ["1", "3"]
+
+
+def test_a_new_file_in_a_folder_is_no_other_question(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "town").mkdir()
+    (tmp_path / "town/old.txt").write_text("old", "utf-8")
+    path, asker, out = write(q("1"), q("2", "a.txt")), FakeAsker(), tmp_path / "out.jsonl"
+    go(asker, path, out, default=("town",))
+    (tmp_path / "town/new.txt").write_text("new", "utf-8")
+    go(asker, path, out, default=("town",))
+    assert [call["books"] for call in asker.calls] == [["old"], ["text a"], ["new", "old"]]
 
 
 BAD = [

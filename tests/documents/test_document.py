@@ -42,7 +42,7 @@ def test_a_path_object_is_a_path_and_no_text_is_in_the_repr(tmp_path: Path) -> N
     path = write(tmp_path, b"# All\n\nAll of it.\n" * 5_000, "notes.md")
     document = read_document(path)
     assert document == read_document(str(path))
-    assert read_documents([path]) == [document]
+    assert read_documents([path]) == read_documents(path) == [document]
     assert str(path) in repr(document)
     assert len(repr(document)) < 1_000
 

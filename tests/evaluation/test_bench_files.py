@@ -257,8 +257,8 @@ SCORES: dict[str, list[tuple[str, Any, float]]] = {
         *((output, ["08335"], 0) for output in ("8335", "12 08335", "")),
     ],
     "score_first_number": [
-        *((output, "98", 1) for output in ("It is 98.", "98.0")),
-        *((output, "98", 0) for output in ("98.5", "97, or 98", "many")),
+        *((output, ["98"], 1) for output in ("It is 98.", "98.0")),
+        *((output, ["98"], 0) for output in ("98.5", "97, or 98", "many")),
     ],
 }
 

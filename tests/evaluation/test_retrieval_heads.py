@@ -160,10 +160,10 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     ids = prompt.encode_document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
     asked = locate_question_needles(prompt, sample)
-    assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
-    for one in asked:
-        words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
-        assert words.strip() == facts[one.question]
+    assert [needle.start for _, needle in asked] == sorted(needle.start for _, needle in asked)
+    for question, needle in asked:
+        words = loaded.tokenizer.decode(ids[needle.start : needle.stop])
+        assert words.strip() == facts[question]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "deepseek_v3"])

@@ -129,7 +129,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve_preset(TINY).method
     infllm = resolve_preset(
-        group_methods_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
+        group_methods_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets["infllm"]
     ).method
     assert build_shared_prefill_method(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
@@ -175,7 +175,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
-    (made,) = make_full_attention_group(TINY).presets
+    (made,) = make_full_attention_group(TINY).presets.values()
     assert get_max_full_attention_tokens(TINY) < made.context == made.window.dense
     with Session(loaded.model, loaded.tokenizer, made) as session:
         seen: list[ChunkTrace] = []

@@ -87,7 +87,7 @@ def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
 def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
     """How near to its depth a sentence can stand, all places tried."""
     total = len(text) + len(sentence) + 1
-    return min(abs((at + 1) / total - depth) for at in task_sample.find_sentence_ends(text))
+    return min(abs((at + 1) / total - depth) for at in task_sample.find_prose_sentence_ends(text))
 
 
 def test_a_fact_stands_at_the_place_nearest_to_its_depth() -> None:

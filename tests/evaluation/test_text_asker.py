@@ -94,7 +94,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
 ) -> None:
     asker = TextAnswerer(*opened, chosen(folder, f"answer.finder={folder / 'finder'}"))
     told: list[tuple[int, int]] = []
-    assert asker.index_text(TEXT, lambda done, total: told.append((done, total))) > 0
+    asker.read(TEXT, lambda done, total: told.append((done, total)))
     tokens = len(asker.book.spans)
     assert asker.book.index.shape == (tokens, 8)
     assert asker.nbytes == asker.book.index.nbytes
@@ -104,11 +104,11 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.read
     assert len(reply.evidence) == 4
     assert reply.text in TEXT
-    asker.index_text(TEXT.replace("mill", "forge"))
+    asker.read(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
     words = TextAnswerer(*opened, chosen(folder))
     told.clear()
-    words.index_text(TEXT, lambda done, total: told.append((done, total)))
+    words.read(TEXT, lambda done, total: told.append((done, total)))
     assert words.book.index is None
     assert (words.nbytes, told) == (0, [(tokens, tokens)]), "only progress ends"
     assert not words.ask(QUESTION).read

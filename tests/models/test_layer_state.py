@@ -17,7 +17,7 @@ from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.text_passes.model_forward import call_before_each_layer
+from esa_cli.models.text_passes.text_forward import call_before_each_layer
 
 WHOLE = Method(window=Window(initial=4, selected=1000, local=8, chunk=16), position=TruePositions())
 IDS = torch.randint(1, VOCABULARY, (1, 60), generator=torch.Generator().manual_seed(7))

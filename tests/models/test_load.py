@@ -19,9 +19,9 @@ from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.models.files.checkpoint_files import load_cached_metadata
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.models.loading.load import CONFIG_FILES, LoadedModel
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
-from esa_cli.models.text_passes.model_forward import call_before_each_layer
+from esa_cli.models.text_passes.text_forward import call_before_each_layer
 from esa_cli.qa.presets.cache_key import digest_model
 from esa_cli.system import machine
 
@@ -197,7 +197,7 @@ def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel
 
 
 def cached_config(folder: Path) -> dict[str, Any] | None:
-    return load_cached_metadata("config", folder, CONFIG_FILES)
+    return load_cached_metadata("config", folder)
 
 
 def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) -> None:

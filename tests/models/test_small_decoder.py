@@ -16,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from esa_cli.models.loading import plain_decoder
 from esa_cli.models.loading.plain_decoder import PlainDecoder, can_load_without_transformers
 from esa_cli.models.text_passes import text_forward
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     SMALL_FAMILIES,
     FusedForward,
@@ -24,6 +23,7 @@ from esa_cli.models.text_passes.text_forward import (
     can_fuse_model,
     compute_bidirectional_attention,
     compute_causal_attention,
+    compute_hidden_states,
     pad_sequences,
 )
 

@@ -66,6 +66,9 @@ def test_scores_are_log_odds_best_first() -> None:
     ]
     assert found(QUESTION, STORY, minimum=0.999) == []
     assert found(QUESTION, STORY, count=1) == passages[:1]
+    for count in (0, "x", 1.5):
+        with pytest.raises(UsageError):
+            found(QUESTION, STORY, count=count)
 
 
 def test_all_are_those_above_a_probability_or_the_best() -> None:

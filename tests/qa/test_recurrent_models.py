@@ -14,7 +14,7 @@ from esa_cli import models
 from esa_cli.errors import LibraryError, UsageError
 from esa_cli.evaluation.calibration.fitted_projections import open_projection_fitter
 from esa_cli.models.files.random_model import write_byte_tokenizer
-from esa_cli.models.text_passes.model_forward import call_before_each_layer
+from esa_cli.models.text_passes.text_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
@@ -227,9 +227,9 @@ def test_states_of_other_shapes_name_their_file(
     with open_esa(stored_loaded, library) as reader:
         entry = entry_of(reader.ingest(str(path)))
     file = LibraryPaths(library.root).get_document_path(entry.key, "states")
-    last, found = read_recurrent_states(LibraryPaths(library.root), entry.layout, entry.key)
+    last, found = read_recurrent_states(LibraryPaths(library.root), entry.layout.states, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found]
-    write_checksummed_file(file, "states", pack_recurrent_states(last, wrong), entry.key)
+    write_checksummed_file(file, pack_recurrent_states(last, wrong), entry.key)
     with (
         open_esa(stored_loaded, library) as reader,
         pytest.raises(LibraryError, match="other shapes than this model's") as raised,

@@ -18,7 +18,8 @@ from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageFinder, PassageSearch, ReducedQueries
 from esa_cli.qa.finding.word_search import find_passages_with_words
-from esa_cli.qa.reading.reader import SamplingParams, ignore_text
+from esa_cli.qa.reading.reader import SamplingParams, ignore_text, make_chat_messages
+from esa_cli.qa.reading.server import estimate_tokens
 from esa_cli.qa.sections import (
     AskedSection,
     describe_missing_section,
@@ -298,6 +299,9 @@ class FakeReader:
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
         self.asked.append((question, [one.text for one in passages]))
+        prompt = make_chat_messages(question, passages, history)
+        limit = sampling.max_new_tokens or self.window_tokens // 4
+        assert estimate_tokens(prompt) + limit <= self.window_tokens, "no part is left out"
         if len(self.asked) == self.failing:
             raise ReaderError("gone")
         names = re.findall(r"Ishmael \w+", " ".join(one.text for one in passages))
@@ -327,7 +331,7 @@ def test_a_section_that_fits_is_read_whole() -> None:
     assert reply.answered_from == "section"
 
 
-@pytest.mark.parametrize("window", [700, 1500])
+@pytest.mark.parametrize("window", [600, 700, 1500])
 def test_a_long_text_is_read_in_parts_and_then_together(window: int) -> None:
     whole, reader = Section("lamps", "lamps", "", "", 0, 0, len(TEXT)), FakeReader(window)
     said, shown = list[str](), list[tuple[int, int]]()

@@ -20,11 +20,12 @@ from test_library import files, ingest
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Catalogue, FileRecord, Library
-from esa_cli.storage.library.catalogue import NAME, PASSAGE_WORDS, WHOLE_TEXT_WEIGHT
+from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE_TEXT_WEIGHT
 from esa_cli.system import files as system_files
 from esa_cli.system.files import LIBRARY_MARKER
 from esa_cli.system.text import digest_text, find_content_words
 
+NAME = "catalogue-1.sqlite"
 TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]
 
 

@@ -170,7 +170,7 @@ def contents(library: Library) -> dict[str, bytes]:
 def test_what_was_written_comes_back(library: Library, count: int) -> None:
     ids = [*range(100, 100 + count)]
     entry = ingest(library, ids)
-    found = Library(library.root).find_entry(entry.key)
+    found = Library(str(library.root)).find_entry(entry.key)
     assert found == entry
     stored = library.open_document(found)
     assert stored.token_ids.tolist() == ids

@@ -115,7 +115,7 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
         states = pack_recurrent_states("a" * 40, states_of(IDS, 32))
-        write_checksummed_file(path, "states", states, "a" * 40)
+        write_checksummed_file(path, states, "a" * 40)
     with writing(library) as writer:
         assert writer.stored_token_count == 0
         read(writer, IDS)
@@ -155,7 +155,7 @@ def test_contents_that_are_not_its_own_are_refused(
     entry = ingest(library, IDS, WITH_STATES)
     name = entry.segments[-1].partition("-")[0].encode()
     payload = WRONG[wrong].replace(b"SEGMENT", name)
-    write_checksummed_file(state_file(library), "states", payload, entry.key)
+    write_checksummed_file(state_file(library), payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
         StoredKVCache(library.open_document(entry))

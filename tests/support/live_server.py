@@ -40,7 +40,7 @@ class LiveServer:
         )  # fmt: skip
         log = more.pop("access_log", None)
         reporter: Any = SimpleNamespace(show_note=self.notes.append, warn=self.notes.append)
-        app = make_asgi_app(asker, documents, token, ServerLimits(**more), reporter, access_log=log)
+        app = make_asgi_app(documents, token, ServerLimits(**more), reporter, access_log=log)
         self.sock = server_app.open_listening_socket("127.0.0.1", 0)
         self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,13 @@ from mcp import Client, MCPError
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.mcp_server import McpDocumentTools, make_lazily_loaded_esa, open_mcp_server
+from esa_cli.apps.server.mcp_server import (
+    MAX_WAITING,
+    McpDocumentTools,
+    make_lazily_loaded_esa,
+    make_mcp_server,
+)
+from esa_cli.apps.server.worker import JobThread
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
@@ -84,7 +91,8 @@ def talk(
     """What a client of these tools gets, in memory. Raises MCPError."""
 
     async def run() -> Value | MCPError:
-        with open_mcp_server(tools) as server:
+        with closing(JobThread(MAX_WAITING)) as worker:
+            server = make_mcp_server(tools, worker)
             async with Client(server, mode=mode, read_timeout_seconds=20) as client:
                 try:
                     return await conversation(client)

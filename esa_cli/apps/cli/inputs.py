@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import GatheredDocuments, gather_documents, select_files_of_shard
@@ -93,9 +93,9 @@ def read_input_files(files: InputFiles, reporter: Reporter) -> GatheredDocuments
     return gathered
 
 
-def read_lines(stream: IO[Any]) -> Iterator[Line]:
+def read_lines_of_standard_input() -> Iterator[Line]:
     """Yields lines that are not blank as soon as they are complete; errors if not in UTF-8."""
-    for number, line in enumerate(getattr(stream, "buffer", stream), 1):
+    for number, line in enumerate(getattr(sys.stdin, "buffer", sys.stdin), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except AttributeError:  # a stream of text

@@ -24,18 +24,6 @@ _HINT = "add the entry by hand: docs/serve.md shows it"
 Entry = dict[str, Any]
 
 
-def make_server_entry(options_of_mcp: list[str]) -> Entry:
-    """Returns the command that starts `esa mcp` with some options, and the variables it needs."""
-    beside = shutil.which("esa", path=str(Path(sys.executable).parent))
-    program = beside or shutil.which("esa")
-    start = [program] if program else [sys.executable, "-m", "esa_cli"]
-    # A client on the desktop does not know the variables of a shell.
-    names = ("ESA_LIBRARY", "ESA_HOME")
-    variables = {name: os.path.abspath(os.environ[name]) for name in names if os.environ.get(name)}
-    entry: Entry = {"command": start[0], "args": [*start[1:], "mcp", *options_of_mcp]}
-    return entry | ({"env": variables} if variables else {})
-
-
 class ServerList(NamedTuple):
     """The list of MCP servers in a client's JSON or TOML file, which need not exist. The list has
     the name `key` in the file; `fields` is what an entry of this client has besides the command."""
@@ -125,7 +113,14 @@ def install_server_entry(client: str, options_of_mcp: list[str], is_confirmed: b
     """Shows the entry of `esa mcp` for a client, and writes it after a confirmation. Raises
     UsageError: nobody can confirm, or the client's file cannot be changed."""
     servers = ServerList.find(client)
-    entry = servers.fields | make_server_entry(options_of_mcp)
+    beside = shutil.which("esa", path=str(Path(sys.executable).parent))
+    program = beside or shutil.which("esa")
+    start = [program] if program else [sys.executable, "-m", "esa_cli"]
+    entry = {**servers.fields, "command": start[0], "args": [*start[1:], "mcp", *options_of_mcp]}
+    # A client on the desktop does not know the variables of a shell.
+    given = {name: os.environ.get(name) for name in ("ESA_LIBRARY", "ESA_HOME")}
+    if variables := {name: os.path.abspath(path) for name, path in given.items() if path}:
+        entry["env"] = variables
     text, content = servers.read()
     former = content.get(servers.key, {}).get(NAME)
     changed = "" if former == entry else servers.replace_entry(text, content, entry)

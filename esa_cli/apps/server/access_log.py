@@ -6,18 +6,13 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FACTS = "esa.log"
-"""The key in an ASGI scope of facts about a request that routes add to its line."""
+"""The key in an ASGI scope of a dict to which routes add facts about a request for its line."""
 _LONGEST_ROUTE = 200
-
-
-def note_facts(scope: Scope, **facts: Any) -> None:
-    """Adds facts to the line of a request, or replaces its status."""
-    scope.setdefault(FACTS, {}).update(facts)
 
 
 class AccessLogMiddleware:

@@ -9,8 +9,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import cache, partial
 from io import TextIOWrapper
 from typing import Annotated, Any, cast
@@ -330,16 +330,6 @@ def make_mcp_server(tools: McpDocumentTools, worker: JobThread) -> Server[Any]:
     )  # fmt: skip
 
 
-@contextmanager
-def open_mcp_server(tools: McpDocumentTools) -> Iterator[Server[Any]]:
-    """A context manager that makes an MCP server with the tools, and cancels all jobs on exit."""
-    worker = JobThread(MAX_WAITING)
-    try:
-        yield make_mcp_server(tools, worker)
-    finally:
-        worker.cancel_all_jobs()
-
-
 def _remove_none_fields(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _remove_none_fields(one) for name, one in value.items() if one is not None}
@@ -390,13 +380,13 @@ class McpMessageLines(TextIOWrapper):
 def serve_mcp_on_standard_streams(tools: McpDocumentTools) -> None:
     """Serves one MCP client on the standard streams until the client closes standard input. The MCP
     SDK redirects all other prints from standard output to standard error."""
-
     stdin = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
     lines = McpMessageLines(stdin, encoding="utf-8", errors="replace")
 
-    async def serve_streams(server: Server[Any]) -> None:
+    async def serve_streams() -> None:
         async with stdio_server(anyio.wrap_file(lines)) as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    with open_mcp_server(tools) as server:
-        anyio.run(serve_streams, server)
+    with closing(JobThread(MAX_WAITING)) as worker:
+        server = make_mcp_server(tools, worker)
+        anyio.run(serve_streams)

@@ -15,9 +15,8 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, closing, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.apps.server import wire
-from esa_cli.apps.server.access_log import note_facts
+from esa_cli.apps.server.access_log import FACTS
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
 from esa_cli.apps.server.browser_page import PRIVATE, make_browser_page
 from esa_cli.apps.server.session_documents import parse_sent_document
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
     from esa_cli.apps.server.mcp_server import McpDocumentTools
-    from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
 """Maximum seconds between two events of a stream."""
@@ -68,8 +66,8 @@ INSTRUCTION_UNUSED = (
 WITHOUT_TOKEN = ("/health", "/")
 """Paths that need no token, as the responses contain nothing of the documents."""
 Events = AsyncGenerator[Event, None]
-NoteFacts = Callable[..., None]
-"""Adds facts, given by their names, to a request's line in the log."""
+Facts = dict[str, Any]
+"""Facts about a request for its line in the log, such as a status other than the response's."""
 
 
 def open_listening_socket(host: str, port: int) -> socket.socket:
@@ -232,13 +230,12 @@ class ServerLimits:
 
 
 def make_asgi_app(
-    esa: Esa, documents: AllowedDocuments, token: str | None, limits: ServerLimits,
-    reporter: Reporter, mcp_tools: McpDocumentTools | None = None,
-    access_log: Middleware | None = None,
+    documents: AllowedDocuments, token: str | None, limits: ServerLimits, reporter: Reporter,
+    mcp_tools: McpDocumentTools | None = None, access_log: Middleware | None = None,
 ) -> Starlette:  # fmt: skip
     """Returns the HTTP server as an ASGI application. With `mcp_tools` it is an MCP server, too, at
     /mcp. `reporter` gets notes of answers, and warnings of errors that are the server's fault."""
-    routes = _ServerRoutes(esa, documents, limits, reporter)
+    routes = _ServerRoutes(documents, limits, reporter)
     mcp_manager: StreamableHTTPSessionManager | None = None
     if mcp_tools is not None:
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -253,11 +250,9 @@ def make_asgi_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        try:
+        with closing(routes.worker):
             async with mcp_manager.run() if mcp_manager else nullcontext():
                 yield
-        finally:
-            routes.worker.cancel_all_jobs()
 
     log = [] if access_log is None else [access_log]
     handled_errors = (ApiError, EsaError, HTTPException, Exception)
@@ -281,12 +276,12 @@ def make_asgi_app(
 
 @dataclass
 class _ServerRoutes:
-    esa: Esa
     documents: AllowedDocuments
     limits: ServerLimits
     reporter: Reporter
 
     def __post_init__(self) -> None:
+        self.esa = self.documents.esa
         self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
         self.sending = asyncio.Semaphore(MAX_SENT_AT_ONCE)
@@ -352,19 +347,18 @@ class _ServerRoutes:
 
     async def show_document_text(self, request: Request) -> Response:
         query = wire.parse_request(DocumentTextQuery, request.query_params)
-        document = await run_in_threadpool(self.documents.read_named_document, query.document)
-        piece = await run_in_threadpool(make_text_excerpt_json, query, document)
+        piece = await run_in_threadpool(make_text_excerpt_json, query, self.documents)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
         body = await read_request_body(request, self.limits.max_body, SEND_WITHIN_S)
         asked = wire.parse_request(ChatRequest, body)
         completion = ChatCompletionMaker(self.esa.name)
-        note = partial(note_facts, request.scope)
-        answer = await run_in_threadpool(self._make_answer_function, asked, completion, note)
+        facts = request.scope.setdefault(FACTS, {})
+        answer = await run_in_threadpool(self._make_answer_function, asked, completion, facts)
         events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
         if asked.stream:  # an error before the first event still has its own status
-            stream = self._stream_answer(asked, completion, await anext(events), events, note)
+            stream = self._stream_answer(asked, completion, await anext(events), events, facts)
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
         async with aclosing(events):
@@ -373,11 +367,11 @@ class _ServerRoutes:
         return Response(data, media_type="application/json")
 
     def _make_answer_function(
-        self, chat_request: ChatRequest, completion: ChatCompletionMaker, note: NoteFacts
+        self, chat_request: ChatRequest, completion: ChatCompletionMaker, facts: Facts
     ) -> Callable[[WorkerJob], Reply]:
         """Returns a function that answers a chat request, and adds heat maps of the documents."""
         question, history = chat_request.split_question_and_history()
-        note(question=question)
+        facts["question"] = question
         named = self.documents.resolve_documents(chat_request.documents)
 
         def answer_chat_request(job: WorkerJob) -> Reply:
@@ -400,7 +394,7 @@ class _ServerRoutes:
                     question, books, history=history, on_text=text.add_piece, **settings
                 )
                 reply = text.finish_reply(reply)
-            note(tokens=reply.answer_tokens)
+            facts["tokens"] = reply.answer_tokens
             count = pluralize(reply.answer_tokens, "token")
             self.reporter.show_note(f"esa: {count} answered in {reply.total_s:.1f} s")
             heat_maps = self.esa.heat_maps() if chat_request.heat else []
@@ -414,7 +408,7 @@ class _ServerRoutes:
 
     async def _stream_answer(
         self, chat_request: ChatRequest, completion: ChatCompletionMaker, first: Event,
-        events: Events, note: NoteFacts,
+        events: Events, facts: Facts,
     ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yields an answer or error as server-sent events, after the HTTP status has been sent."""
         kind, value = first
@@ -432,7 +426,7 @@ class _ServerRoutes:
                     kind, value = await anext(events)
         except (ApiError, EsaError) as error:
             shown = self._log_and_convert_to_api_error(error)
-            note(status=shown.status)
+            facts["status"] = shown.status
             yield _encode_sse_event(shown.make_error_body())
             return
         for chunk in completion.make_last_stream_chunks(value, chat_request.wants_token_counts()):
@@ -453,8 +447,9 @@ def _encode_sse_event(event_data: Any) -> bytes:
     return b"data: %s\n\n" % wire.encode_json(event_data)
 
 
-def make_text_excerpt_json(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
+def make_text_excerpt_json(query: DocumentTextQuery, documents: AllowedDocuments) -> dict[str, Any]:
     """Returns part of a document's text as JSON, with the positions of its pages and chapters."""
+    document = documents.read_named_document(query.document)
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))

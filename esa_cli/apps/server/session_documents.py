@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document
@@ -36,19 +35,14 @@ def parse_sent_document(data: bytes, file_name: str, source: str) -> Document:
     )
 
 
-@dataclass
-class _Session:
-    documents: dict[str, Document] = field(default_factory=dict)
-    used_s: float = 0.0
-
-
 class SessionDocuments:
     """The documents of all sessions, by their ids. Any thread may call its methods. `forget` is
     called with the id of each removed document."""
 
     def __init__(self, forget: Callable[[str], None]) -> None:
         self._forget = forget
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, dict[str, Document]] = {}
+        self._used_s: dict[str, float] = {}
         self._added = 0
         self._lock = threading.Lock()
 
@@ -56,11 +50,9 @@ class SessionDocuments:
         """Adds a document to a session and returns its id. Raises ApiError 413: no room is left."""
         with self._lock:
             self._forget_unused_sessions()
-            found = self._sessions.get(session, _Session())
-            kept = sum(
-                len(one.text) for each in self._sessions.values() for one in each.documents.values()
-            )
-            if len(found.documents) >= MAX_DOCUMENTS:
+            documents = self._sessions.get(session, {})
+            kept = sum(len(one.text) for each in self._sessions.values() for one in each.values())
+            if len(documents) >= MAX_DOCUMENTS:
                 wrong = f"a session may have {MAX_DOCUMENTS} documents; remove one first"
                 raise ApiError(413, wrong, code="no_room")
             if kept + len(document.text) > MAX_CHARACTERS:
@@ -68,31 +60,31 @@ class SessionDocuments:
                 raise ApiError(413, wrong, code="no_room")
             self._added += 1
             id = f"{SESSION}{session}:{self._added}"
-            found.documents[id], found.used_s = document, time.monotonic()
-            self._sessions[session] = found
+            self._sessions[session] = {**documents, id: document}
+            self._used_s[session] = time.monotonic()
             return id
 
     def list_documents(self, session: str) -> dict[str, Document]:
         """Returns the documents of a session by their ids; an unknown session has none."""
         with self._lock:
             self._forget_unused_sessions()
-            found = self._sessions.get(session, _Session())
-            found.used_s = time.monotonic()
-            return dict(found.documents)
+            if session in self._sessions:
+                self._used_s[session] = time.monotonic()
+            return dict(self._sessions.get(session, {}))
 
     def remove_document(self, id: str) -> bool:
         """Forgets a document; returns whether it was there."""
         with self._lock:
-            session = self._sessions.get(parse_session(id), _Session())
-            is_known = session.documents.pop(id, None) is not None
+            is_known = self._sessions.get(parse_session(id), {}).pop(id, None) is not None
         if is_known:
             self._forget(id)
         return is_known
 
     def _forget_unused_sessions(self) -> None:
         oldest = time.monotonic() - LIFE_S
-        for name in [name for name, one in self._sessions.items() if one.used_s < oldest]:
-            for id in self._sessions.pop(name).documents:
+        for name in [name for name, used_s in self._used_s.items() if used_s < oldest]:
+            del self._used_s[name]
+            for id in self._sessions.pop(name):
                 self._forget(id)
 
 

@@ -225,24 +225,20 @@ def parse_request(model: type[Request], body_or_query: bytes | Mapping[str, str]
             return model.model_validate_json(body_or_query)
         return model.model_validate(dict(body_or_query))
     except ValidationError as error:
-        raise _convert_validation_error_to_api_error(error) from error
-
-
-def _convert_validation_error_to_api_error(error: ValidationError) -> ApiError:
-    fault = error.errors(include_url=False)[0]
+        fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
     if kind == "json_invalid":
-        return ApiError(400, f"the request must be JSON in UTF-8: {fault['ctx']['error']}")
+        raise ApiError(400, f"the request must be JSON in UTF-8: {fault['ctx']['error']}")
     value = "" if kind == "missing" else f", got {reprlib.repr(fault['input'])}"
     place = list(takewhile(lambda at: isinstance(at, int) or at in _PARAMETERS, fault["loc"]))
     while place and isinstance(place[-1], int):
         place.pop()
     if not place:
-        return ApiError(400, f"the request must be a JSON object{value}")
+        raise ApiError(400, f"the request must be a JSON object{value}")
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
     if kind == "unsupported":
-        return ApiError(400, f"{where} {text}", where, "unsupported_parameter")
-    return ApiError(400, f"{where}: {text}{value}", where)
+        raise ApiError(400, f"{where} {text}", where, "unsupported_parameter")
+    raise ApiError(400, f"{where}: {text}{value}", where)
 
 
 @dataclass(frozen=True)
@@ -336,8 +332,7 @@ class StoppedText:
             return reply
         sentences = tuple(one for one in reply.sentences if one.end <= end)
         text = reply.text[:end]
-        reply = replace(reply, quotations=())
-        return replace(reply, text=text, cut=False, sentences=sentences)
+        return replace(reply, text=text, cut=False, sentences=sentences, quotations=())
 
 
 def find_stop(text: str, sequences: Sequence[str]) -> int | None:

@@ -118,7 +118,7 @@ class JobThread:
             future.cancel()  # by now another job may have dropped it from the table
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def cancel_all_jobs(self, wait_s: float = END_WITHIN_S) -> None:
+    def close(self, wait_s: float = END_WITHIN_S) -> None:
         """Cancels all jobs and waits for the running job. If the running job does not end within
         `wait_s` seconds, the process is ended, as a model in use must not be closed."""
         for job in self._jobs:

@@ -125,11 +125,10 @@ class BenchAnswerer:
         start_progress: Callable[[str], Progress | None],
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
-        self.start_progress = start_progress
+        self.start_progress, self._started = start_progress, 0.0
         self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
-        self._text = TextAnswerer(loaded, session, preset) if from_text else None
-        self._started = 0.0
+        self._answerer = TextAnswerer(loaded, session, preset) if from_text else session
 
     def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
         questions = []
@@ -149,38 +148,26 @@ class BenchAnswerer:
 
     def check_prompt_length(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
-        if self._text is not None:
-            self._text.check_question_length(record.question)
-            return
         self.session.empty_cache()
         self._use_record_prompt(record)
-        self.session.check_length(
-            record.question, prime=record.prime, max_new_tokens=record.longest
-        )
+        self._answerer.check_length(record.question, record.prime, record.longest)
 
     def _prefill_or_index_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
         progress = self.start_progress(f"{self.method}: {record.task}, record {record.id}")
-        if self._text is not None:
-            self._text.index_text(record.document, progress)
-        else:
-            self._use_record_prompt(record)
-            self.session.read(record.document, progress)
+        self._use_record_prompt(record)
+        self._answerer.read(record.document, progress)
         return True
 
     def _answer_and_score_record(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
-        if self._text is not None:
-            reply = self._text.ask(record.question)
-            output, document = reply.text, len(self._text.book.spans)
-        else:
-            pieces: list[str] = []
-            reply = self.session.ask(
-                record.question, prime=record.prime, max_new_tokens=record.longest,
-                temperature=0.0, on_text=pieces.append,
-            )  # fmt: skip
-            text = "".join(pieces)
-            margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
-            output, document = margin + reply.text, self.session.document_tokens
+        pieces: list[str] = []
+        reply = self._answerer.ask(
+            record.question, prime=record.prime, max_new_tokens=record.longest,
+            temperature=0.0, on_text=pieces.append,
+        )  # fmt: skip
+        text = "".join(pieces)
+        margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
+        output, document = margin + reply.text, self._answerer.document_tokens
         # The first question about a document includes the time of ingesting.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {

@@ -125,7 +125,7 @@ def fill_prompt_template(template: str, document: str, **values: str) -> tuple[s
 
 
 TaskTable = dict[str, dict[str, Any]]
-# Title, number of records and prompt of each task; LongBench's length of answers, score, no chat.
+# Title, number of records, score and prompt of each task; LongBench's length of answers, no chat.
 LONGBENCH, INFINITEBENCH = (
     cast(TaskTable, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
     for name in ("longbench", "infinitebench")
@@ -219,16 +219,8 @@ def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, 
 
 
 def score_infinitebench_output(record: BenchRecord, output: str) -> float:
-    match record.task:
-        case "code_debug":
-            return metrics.score_code_debug_output(output, record.answers)
-        case "longbook_choice_eng":
-            return metrics.score_multiple_choice_output(output, record.answers)
-        case "kv_retrieval":
-            return metrics.score_contained_gold_word(output, record.answers)
-        case "math_find":
-            return metrics.score_first_number(output, record.answers[0])
-    return metrics.score_first_integer(output, record.answers)
+    score: float = getattr(metrics, INFINITEBENCH[record.task]["score"])(output, record.answers)
+    return score
 
 
 KINDS = ("searching", "reasoning")
@@ -249,10 +241,7 @@ def list_counting_stars_file_names(task: str) -> Sequence[str]:
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
     other = "acquisition" if kind == "searching" else kind
-    return [
-        f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}",
-        f"Counting_Stars_EN_{other}_{end}",
-    ]
+    return [f"Counting_Stars_EN_{n}_{end}" for n in (f"multi-evidence-retrieval-{kind}", other)]
 
 
 def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:

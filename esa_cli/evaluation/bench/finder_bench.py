@@ -39,9 +39,8 @@ def read_finder_questions(path: Path) -> list[FinderQuestion]:
 
 def measure_finder(esa: Esa, questions: Sequence[FinderQuestion]) -> dict[str, Any]:
     """Returns how many passages are among the first ones that are read for a question, the seconds
-    of indexing and of a question, and the bytes of the index, with the preset's reranker if it
-    names one. Raises UsageError: a quotation is in no document. DocumentError, ModelError,
-    ResourceError."""
+    of indexing and of a question, and the bytes of the index, with the preset's reranker, if any.
+    Raises UsageError: a quotation is in no document. DocumentError, ModelError, ResourceError."""
     started, books = time.perf_counter(), dict[str, Book]()
     for name in dict.fromkeys(name for _, names, _ in questions for name in names):
         indexes = esa.preset.answer.makes_token_index

@@ -224,8 +224,7 @@ class ProjectionFitter:
                 folded = fold(queries.float(), chunk.store.heads)
                 self.append_queries_and_keys(chunk.layer, folded, concat_key_heads(keys))
 
-            cache = attachment.new_cache()
-            cache.set_expected_token_count(len(self.ids))
+            cache = attachment.new_cache(expected_tokens=len(self.ids))
             cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_queries_and_keys))
             prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
@@ -259,7 +258,7 @@ class ProjectionFitter:
         trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
-            fingerprint.KEY: self.of_model.make_json_text(),
+            fingerprint.KEY: json.dumps(asdict(self.of_model), sort_keys=True),
             **fingerprint.make_query_rotation_metadata(self.method),
             "method": best,
             "ranks": json.dumps(study.ranks),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +27,10 @@ from esa_cli.evaluation.tasks.task_sample import TaskDocument
 from esa_cli.methods.consensus import find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import LoadedModel
-from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptEncoder
-from esa_cli.qa.answering.session import prefill_tokens
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import build_attention_method
-from esa_cli.storage.memory_store import RESERVE
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, build_attention_method
 from esa_cli.system.progress import Progress
 
 LayerHead = tuple[int, int]
@@ -40,6 +38,8 @@ LayerHead = tuple[int, int]
 HeadSet = tuple[LayerHead, ...]
 ALL: HeadSet = ()
 """The set of all heads, in the form of the setting `score.heads`."""
+NeedleQuestion = tuple[str, range]
+"""A question, and the absolute token positions of the needle that answers it."""
 MIN_QUESTIONS = 4
 MIN_HEADS, MAX_HEADS = 4, 16
 """The sizes of compared sets of heads. Few heads cost little, but one head must not decide."""
@@ -175,22 +175,14 @@ def choose_smallest_head_set_size(
     return min(fit, key=lambda n: (-min(hits_by_size[n], all_heads_hits), n))
 
 
-class NeedleQuestion(NamedTuple):
-    """A question, and the absolute token positions of the needle that answers it."""
-
-    question: str
-    needle: range
-
-
 def locate_question_needles(encoder: PromptEncoder, sample: TaskDocument) -> list[NeedleQuestion]:
     """Returns the questions with the needles' token positions, sorted by position."""
     spans, head = encoder.find_token_offsets(sample.text), len(encoder.encode_prompt_start())
-    out = []
+    out = list[NeedleQuestion]()
     for question in sample.questions:
         fact = sample.facts[question.facts[0]]
-        needle = find_token_positions(spans, fact.start, fact.end, head)
-        out.append(NeedleQuestion(question.text, needle))
-    return sorted(out, key=lambda question: question.needle.start)
+        out.append((question.text, find_token_positions(spans, fact.start, fact.end, head)))
+    return sorted(out, key=lambda pair: pair[1].start)
 
 
 @dataclass(frozen=True)
@@ -237,7 +229,7 @@ def choose_questions_with_middle_needles(
     has_middle = tokens > limit and window.selected != 0
     middle = range(window.initial, tokens - near) if has_middle else range(0)
     asked = locate_question_needles(prompt, sample)
-    out = [q for q in asked if middle.start <= q.needle.start < q.needle.stop <= middle.stop]
+    out = [(one, at) for one, at in asked if middle.start <= at.start < at.stop <= middle.stop]
     if len(out) < MIN_QUESTIONS:
         raise UsageError(
             f"esa heads needs at least {MIN_QUESTIONS} needles among the middle tokens, but only "
@@ -258,35 +250,32 @@ def find_retrieval_heads(
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
     asked = choose_questions_with_middle_needles(loaded.tokenizer, preset, sample)
-    prompt = PromptEncoder(loaded.tokenizer, preset.prompt)
-    ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
-    with attach(loaded.model, method) as attachment:
-        cache = attachment.new_cache()
-        cache.set_expected_token_count(len(ids) + RESERVE)
-        cache.begin_query(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
+    resolved = ResolvedPreset(preset, method)
+    with Session(loaded.model, loaded.tokenizer, resolved, loaded.cache) as session:
+        session.read(sample.text, prefill_progress)
+        cache, prompt, length = session.cache, session.prompt, session.document_tokens
 
         def collect_head_votes(
-            question_index: int, question: NeedleQuestion, *head_sets: HeadSet
+            question_index: int, question: str, needle: range, *head_sets: HeadSet
         ) -> HeadVoteCollector:
             """Collects the heads' votes for a question, which is then cropped from the cache."""
-            votes = HeadVoteCollector(question.needle, size, head_sets, score)
-            start, stop = prompt.find_question_tokens(question.question)
-            state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
-            asked_ids = prompt.encode_question(question.question)
+            votes = HeadVoteCollector(needle, size, head_sets, score)
+            start, stop = prompt.find_question_tokens(question)
+            state = QueryState(Phase.QUESTION, question=(length + start, length + stop))
+            asked_ids = prompt.encode_question(question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)
             cache.begin_query(state, replace(method, selector=votes, score=score))
             try:
-                attachment.body(input_ids=tokens, past_key_values=cache)
+                session.attachment.body(input_ids=tokens, past_key_values=cache)
             finally:
-                cache.truncate(len(ids))
+                cache.truncate(length)
             if question_progress:
                 question_progress(question_index + 1, len(asked))
             return votes
 
-        ranking = [collect_head_votes(at, question) for at, question in enumerate(first)]
+        ranking = [collect_head_votes(at, *pair) for at, pair in enumerate(first)]
         ranked = [votes.find_heads_hitting_needle() for votes in ranking]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
@@ -294,8 +283,8 @@ def find_retrieval_heads(
         pairs = tuple((head.layer, head.head) for head in best)
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
-            collect_head_votes(number, question, ALL, *sets.values())
-            for number, question in enumerate(second, len(first))
+            collect_head_votes(number, *pair, ALL, *sets.values())
+            for number, pair in enumerate(second, len(first))
         ]
     head_hits = torch.stack([votes.find_heads_hitting_needle()[0] for votes in held_out])
     set_hits = torch.stack([votes.find_head_sets_hitting_needle() for votes in held_out])
@@ -304,5 +293,5 @@ def find_retrieval_heads(
     heads = rank_heads(found, head_hits.sum(dim=0), margin)
     count = choose_smallest_head_set_size(heads, by_size, all_hits)
     return HeadSearchResult(
-        heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
+        heads, sets[count], len(first), len(second), by_size[count], all_hits, length, size
     )

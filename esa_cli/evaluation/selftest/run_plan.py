@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -51,8 +51,7 @@ class SelftestSettings:
 class PrefillGroup:
     """Methods that share one prefill of a document."""
 
-    names: tuple[str, ...]
-    presets: tuple[Preset, ...]
+    presets: Mapping[str, Preset]  # by the methods' names
     reading: Literal["shared", "own", "text"] = "own"
     """Whether methods share a prefill with local attention, have their own, or read passages."""
     dense: bool = False  # whether the method is full attention inside the model's trained window
@@ -62,12 +61,12 @@ def group_methods_by_prefill(
     settings: SelftestSettings, preset: Preset, document_tokens: int
 ) -> list[PrefillGroup]:
     """Groups the methods that can share a prefill. Raises UsageError, PresetError."""
-    shared: dict[str, list[tuple[str, Preset]]] = {}
+    shared: dict[str, dict[str, Preset]] = {}
     alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
         chosen = resolved_preset.set_method_to_compare(name, preset, document_tokens)
         if name == resolved_preset.FROM_TEXT:
-            alone.append(PrefillGroup((name,), (chosen,), "text"))
+            alone.append(PrefillGroup({name: chosen}, "text"))
             continue
         method = resolve_preset(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
@@ -78,16 +77,13 @@ def group_methods_by_prefill(
             name != resolved_preset.AS_IS and registry.find_method(name).full
         )
         if elsewhere or is_full or settings.reading == "own":
-            alone.append(PrefillGroup((name,), (chosen,)))
+            alone.append(PrefillGroup({name: chosen}))
         else:
-            shared.setdefault(repr(fitting), []).append((name, chosen))
+            shared.setdefault(repr(fitting), {})[name] = chosen
     if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
-        next(iter(shared.values())).extend(anywhere)
-    together = []
-    for pairs in shared.values():
-        names, presets = zip(*pairs, strict=True)
-        together.append(PrefillGroup(names, presets, "shared" if len(pairs) > 1 else "own"))
-    return [*together, *alone]
+        next(iter(shared.values())).update(anywhere)
+    groups = shared.values()
+    return [*(PrefillGroup(one, "shared" if len(one) > 1 else "own") for one in groups), *alone]
 
 
 def get_max_full_attention_tokens(preset: Preset) -> int:
@@ -100,7 +96,7 @@ def make_full_attention_group(preset: Preset) -> PrefillGroup:
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
-    return PrefillGroup((DENSE,), (validate_preset_settings(preset.name, data),), dense=True)
+    return PrefillGroup({DENSE: validate_preset_settings(preset.name, data)}, dense=True)
 
 
 def parse_token_count(text: str) -> int:
@@ -117,7 +113,7 @@ def parse_token_count(text: str) -> int:
     return count
 
 
-def explain_if_attention_is_full(document_tokens: int, presets: Sequence[Preset]) -> str | None:
+def explain_if_attention_is_full(document_tokens: int, presets: Iterable[Preset]) -> str | None:
     """Returns a note if a document is so short that every method attends to all tokens."""
     windows = [resolve_preset(preset).method.window for preset in presets]
     limit = min((window.full_attention_limit for window in windows), default=-1)
@@ -155,16 +151,17 @@ def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Meth
     )
 
 
-def prefill_text(
-    session: Session, base_preset: Preset, group: PrefillGroup, text: str, progress: Progress
-) -> float:
-    """Prefills a text for all methods of a group, and returns the seconds that this took."""
+def read_text(
+    answerer: Session | TextAnswerer, base_preset: Preset, group: PrefillGroup, text: str,
+    progress: Progress,
+) -> float:  # fmt: skip
+    """Reads a text for all methods of a group, and returns the seconds that this took."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        methods = [build_attention_method(preset) for preset in group.presets]
+        methods = [build_attention_method(preset) for preset in group.presets.values()]
         method = build_shared_prefill_method(build_attention_method(base_preset), methods)
-    session.read(text, progress, method)
+    answerer.read(text, progress, method)
     return time.perf_counter() - started
 
 
@@ -181,17 +178,14 @@ def compare_answers_of_methods(
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
-            progress = start_progress(f"reading for {', '.join(group.names)}")
-            asker = None
-            if group.reading == "text":
-                asker = TextAnswerer(loaded, session, group.presets[0])
-                read_s, nbytes = asker.index_text(text, progress), asker.nbytes
-            else:
-                session.empty_cache()
-                session.use_preset(group.presets[0])
-                read_s = prefill_text(session, preset, group, text, progress)
-                nbytes = session.cache.nbytes
-            for name, chosen in zip(group.names, group.presets, strict=True):
+            progress = start_progress(f"reading for {', '.join(group.presets)}")
+            first, reads = next(iter(group.presets.values())), group.reading == "text"
+            session.empty_cache()
+            session.use_preset(first)
+            asker = TextAnswerer(loaded, session, first) if reads else None
+            read_s = read_text(asker or session, preset, group, text, progress)
+            nbytes = asker.nbytes if asker else session.cache.nbytes
+            for name, chosen in group.presets.items():
                 if asker is not None:
                     reply = asker.ask(question)
                 else:

@@ -190,7 +190,7 @@ class SelftestRun:
             for length in self._list_document_lengths(test):
                 sample = next(self.make_documents(test, length))
                 for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
-                    for preset in group.presets if group.reading != "text" else ():
+                    for preset in group.presets.values() if group.reading != "text" else ():
                         session.use_preset(preset)
                         # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rotary_embedding.get_inverse_frequencies()
@@ -213,7 +213,7 @@ class SelftestAnswerer:
         """Returns the document's questions, each once for every method of the group."""
         sample, group, questions = self.sample, self.group, list[QuestionToAsk]()
         document = digest_text(sample.text)[:16]
-        for name, preset in zip(group.names, group.presets, strict=True):
+        for name, preset in group.presets.items():
             settings = hash_method_settings(name, preset)
             for question in sample.questions:
                 key = (sample.test, name, sample.length, sample.index, question.key)
@@ -235,15 +235,11 @@ class SelftestAnswerer:
 
     def check_question_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
-        for preset in self.group.presets:
+        for preset in self.group.presets.values():
             for question in self.sample.questions:
-                if self._asker is not None:
-                    self._asker.check_question_length(question.text)
-                    continue
                 self._set_session_preset(preset)
-                self.session.check_length(
-                    question.text, prime=question.prime, max_new_tokens=question.max_new_tokens
-                )
+                answerer = self._asker or self.session
+                answerer.check_length(question.text, question.prime, question.max_new_tokens)
 
     def _set_session_preset(self, preset: Preset) -> None:
         """Sets the session's preset, with the prompt of the self-test if the test has a prompt."""
@@ -258,7 +254,7 @@ class SelftestAnswerer:
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
             session.empty_cache()
-            self._set_session_preset(group.presets[0])
+            self._set_session_preset(next(iter(group.presets.values())))
             prompt, context = session.prompt, run.preset.context
             self._spans = prompt.find_token_offsets(sample.text)
             asked = (
@@ -271,14 +267,12 @@ class SelftestAnswerer:
                     f"answer do not fit into the model's window of {context:,} tokens"
                 )
                 return False
-        label = f"{sample.test} at {sample.length:,} tokens: reading for {', '.join(group.names)}"
+        label = f"{sample.test} at {sample.length:,} tokens: reading for {', '.join(group.presets)}"
         progress = run.reporter.start_progress(label)
-        if self._asker is not None:
-            self._read_s = self._asker.index_text(sample.text, progress)
-            return True
-        self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
-        note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
-        if note is not None and not group.dense:
+        answerer, presets = self._asker or session, group.presets.values()
+        self._read_s = run_plan.read_text(answerer, run.preset, group, sample.text, progress)
+        note = run_plan.explain_if_attention_is_full(session.document_tokens, presets)
+        if note is not None and not (group.dense or self._asker):
             run.reporter.show_note(f"esa: {sample.test}: {note}")
         return True
 
@@ -289,7 +283,7 @@ class SelftestAnswerer:
         if asker is not None:
             reply = asker.ask(question.text)
             score = round(score_of(question, reply.text), 4)
-            document, stored = len(asker.book.spans), asker.nbytes
+            document, stored = asker.document_tokens, asker.nbytes
             fields = {
                 "before": "",
                 "prompt": preset.answer.prompt.replace("{question}", question.text),

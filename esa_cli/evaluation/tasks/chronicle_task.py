@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from esa_cli.system.jsonl import read_json_lines
 
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7
@@ -266,18 +268,10 @@ def build_chronicle(word_count: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -
     return plant_facts(ChronicleGenerator(seed).write_text_without_facts(rest), facts)
 
 
-class DemoQuestion(NamedTuple):
-    """A question of `esa demo` about the chronicle, with accepted answers."""
-
-    question: str
-    answers: tuple[str, ...]
-
-
-def get_demo_questions() -> list[DemoQuestion]:
-    """Loads the questions of `esa demo`, to the last of which the chronicle has no answer."""
-    lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [DemoQuestion(row["question"], tuple(row["answers"])) for row in rows]
+def get_demo_questions() -> list[tuple[str, Sequence[str]]]:
+    """Loads the questions of `esa demo`, with the accepted answers; the last question has none."""
+    rows = read_json_lines(Path(__file__).with_name("demo_questions.jsonl"))
+    return [(row["question"], row["answers"]) for row in rows]
 
 
 def contains_answer(text: str, answers: Sequence[str]) -> bool:

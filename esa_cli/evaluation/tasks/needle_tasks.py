@@ -1,17 +1,16 @@
 """Self-tests that hide needles, which are sentences, in a long text, and ask about the needles.
 
-The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this
-repository. The test `own` hides the needles of the test `needle` in the user's own document. The
-test `needles` is NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles
-at once. The test `stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight
-places of a text."""
+The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for esa. The
+test `own` hides the same needles in the user's own document. The test `needles` is NeedleBench M-RT
+(Li et al., 2024), whose questions ask for three to five needles at once. The test `stars` is
+Counting-Stars (Song et al., 2024), whose animals count stars in eight places of a text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import (
@@ -32,41 +31,28 @@ LONGEST = 24
 FOLDER = Path(__file__).parent
 
 
-class Needle(NamedTuple):
-    """A sentence to hide in a text, with a question about the sentence and right answers."""
-
-    number: int  # the number of the needle's line in the file of needles, from 1
-    text: str
-    question: str
-    answers: tuple[str, ...]
+NEEDLES = list(enumerate(read_json_lines(FOLDER / "needles.jsonl"), 1))
+"""The needles by line, as rows with the `needle`, a `question` about it and the right `answers`."""
 
 
-NEEDLES = [
-    Needle(number, row["needle"], row["question"], tuple(row["answers"]))
-    for number, row in enumerate(read_json_lines(FOLDER / "needles.jsonl"), 1)
-]
-
-
-def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
-    """Takes a needle for each requested question from the top of the file of needles, and shuffles
-    the needles by the request's seed. Raises UsageError: the file has too few needles."""
+def draw_needles(request: TaskRequest) -> tuple[list[str], tuple[TaskQuestion, ...]]:
+    """Takes a needle for each requested question from the top of the file of needles, shuffled by
+    the request's seed; returns needles and questions. Raises UsageError: there are too few."""
     check_sample_count(request, len(NEEDLES), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
-    return dice.draw_items(NEEDLES[: request.samples], request.samples)
-
-
-def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    return tuple(
-        TaskQuestion(f"needle-{number:02}", question, answers, (fact,), LONGEST)
-        for fact, (number, _, question, answers) in enumerate(needles)
+    drawn = dice.draw_items(NEEDLES[: request.samples], request.samples)
+    questions = tuple(
+        TaskQuestion(f"needle-{line:02}", row["question"], tuple(row["answers"]), (fact,), LONGEST)
+        for fact, (line, row) in enumerate(drawn)
     )
+    return [row["needle"] for _, row in drawn], questions
 
 
 def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes a document of the test `needle`, which contains a needle for each question."""
-    needles = choose_shuffled_needles(request)
-    text, facts = plant_sentences_in_haystack(request, [needle.text for needle in needles])
-    yield TaskDocument("needle", request.length, 0, text, facts, make_needle_questions(needles))
+    needles, questions = draw_needles(request)
+    text, facts = plant_sentences_in_haystack(request, needles)
+    yield TaskDocument("needle", request.length, 0, text, facts, questions)
 
 
 def plant_needles_in_user_document(request: TaskRequest) -> Iterator[TaskDocument]:
@@ -74,11 +60,10 @@ def plant_needles_in_user_document(request: TaskRequest) -> Iterator[TaskDocumen
     if not request.haystack.text:
         message = f"the self-test `own` needs a text of yours, not {request.haystack.name}"
         raise UsageError(message, "give the text file or folder with --haystack")
-    needles = choose_shuffled_needles(request)
-    sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
-    text, facts = plant_sentences(request.haystack.text, sentences, depths)
-    length = request.count_tokens(text)
-    yield TaskDocument("own", length, 0, text, facts, make_needle_questions(needles))
+    needles, questions = draw_needles(request)
+    depths = choose_even_depths(len(needles))
+    text, facts = plant_sentences(request.haystack.text, needles, depths)
+    yield TaskDocument("own", request.count_tokens(text), 0, text, facts, questions)
 
 
 BEFORE = (

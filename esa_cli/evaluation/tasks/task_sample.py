@@ -7,10 +7,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from esa_cli.documents.document import read_documents
+from esa_cli.documents.document import find_sentence_ends, read_documents
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import chronicle_task as chronicle
 
@@ -107,7 +108,8 @@ class SelftestTask(NamedTuple):
 
 
 SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s)")
-WORD = re.compile(r"\S(?=\s)")
+LINE_END = re.compile(r"\S(?=[^\S\n]*(?:\n|\Z))")
+WORD_END = re.compile(r"\S(?=\s|\Z)")
 CHARACTER = re.compile(r"\S")
 SLACK = 30
 """How many tokens a text may be too long or too short to end with a whole sentence."""
@@ -192,7 +194,7 @@ def cut_paragraph(
         return count_added_tokens(count_tokens, paragraph[:end_offset], "\n\n") if end_offset else 0
 
     near = 0
-    for boundary in (SENTENCE, WORD, CHARACTER):
+    for boundary in (SENTENCE, WORD_END, CHARACTER):
         ends = [0, *(match.end() for match in boundary.finditer(paragraph)), len(paragraph)]
         over = min(bisect_right(ends, wanted_tokens, key=count_tokens_before), len(ends) - 1)
         around = ends[max(over - 1, 0)], ends[over]
@@ -202,31 +204,20 @@ def cut_paragraph(
     return paragraph[:near]
 
 
-SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s+[^\sa-z]|\s*\Z)|[。！？]")
-ABBREVIATIONS = (
-    *("mr", "mrs", "ms", "messrs", "dr", "st", "prof", "capt", "col", "gen", "rev", "hon", "jr"),
-    *("sr", "no", "vol", "fig", "vs", "etc", "cf", "e.g", "i.e"),
-)
-LAST_WORD = re.compile(r"(?<![\w.])[\w.]*\Z")
-LINE_END = re.compile(r"\S(?=[^\S\n]*(?:\n|\Z))")
-WORD_END = re.compile(r"\S(?=\s|\Z)")
+# Not after `'.` and `'s.`: equal seeds give the texts of earlier versions.
+PROSE_END = re.compile(r"(?:(?<!')(?<!'s)\.|[!?…。！？])[\"'”’»)\]]*\Z")
 
 
-def find_sentence_ends(text: str) -> list[int]:
-    """Returns the character offset of the end of every sentence in a text."""
-    return [match.end() for match in SENTENCE_END.finditer(text) if _is_sentence_end(text, match)]
-
-
-def _is_sentence_end(text: str, match: re.Match[str]) -> bool:
-    # An unlimited search backwards would be slow if a whole book is one line.
-    back = max(0, match.start() - 200)
-    line = text[max(back, text.rfind("\n", back, match.start()) + 1) : match.end()].lstrip()
-    if line.startswith(("#", "|")) or line.isupper():
-        return False
-    word = LAST_WORD.search(text[max(0, match.start() - 12) : match.start()])
-    last = word[0].lower() if word else ""
-    # One letter before the full stop is an initial, and one digit the number of a list item.
-    return match[0][0] != "." or (len(last) > 1 and last not in ABBREVIATIONS)
+def find_prose_sentence_ends(text: str) -> list[int]:
+    """Returns the offset of the end of every sentence that is not in a heading or a table."""
+    spans = pairwise([0, *find_sentence_ends(text, 0, len(text))])
+    sentences = ((end, text[start:end].strip()) for start, end in spans)
+    return [
+        end
+        for end, sentence in sentences
+        if PROSE_END.search(sentence)
+        and not (sentence.startswith(("#", "|")) or sentence.isupper())
+    ]
 
 
 def choose_even_depths(count: int) -> tuple[float, ...]:
@@ -241,7 +232,7 @@ def plant_sentences(
     """Plants sentences, with `separators` before and after each, between a text's sentences at the
     given depths from 0 to 1. Raises UsageError: the text is too short."""
     # If the text has few sentences, the facts are planted after lines or words.
-    for kind in (find_sentence_ends, LINE_END, WORD_END):
+    for kind in (find_prose_sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
         if len(gaps) >= 2 * len(sentences):
             break

@@ -1,10 +1,8 @@
 """Attaches an attention method to a transformers model, and restores the model on `detach`.
 
-ESA patches no code of transformers. ESA registers an attention function and a mask function named
-"esa", and hooks into the forward calls of the base model. A module that does not rotate replaces
-the model's rotary module, and a copy replaces the configuration, since other models may share the
-original. Several models can be attached at once, since ESA's attention function finds the method by
-the attention module that calls it. docs/design.md says more under "The seam"."""
+docs/design.md says how, under "The seam to transformers". A copy replaces the configuration, since
+other models may share the original. Several models can be attached at once, since ESA's attention
+function finds the method by the attention module that calls it."""
 
 from __future__ import annotations
 
@@ -196,11 +194,11 @@ class AttachedModel(AbstractContextManager["AttachedModel"]):
             self._attention[traits] = found
         return found
 
-    def new_cache(self, on_cpu: bool = False) -> EsaCache:
-        """Returns an empty KV cache for `model(...)` or `model.generate(...)`."""
-        return EsaCache(
-            self.forward_pass, self.method, self.model.config, on_cpu, self.method_layers
-        )
+    def new_cache(self, on_cpu: bool = False, expected_tokens: int = 0) -> EsaCache:
+        """Returns an empty KV cache for `model(...)` or `model.generate(...)`, with keys and values
+        in CPU memory if `on_cpu`. A GPU gets room for `expected_tokens`, if they are known."""
+        known = self.forward_pass, self.method, self.model.config, self.method_layers
+        return EsaCache(*known, on_cpu, expected_tokens)
 
     @contextmanager
     def suspend_method(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,9 +94,6 @@ class ModelFingerprint:
     def __str__(self) -> str:
         heads = f"{self.heads} query and {self.groups} key heads of {self.dim}"
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
-
-    def make_json_text(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
 
 
 def compute_model_fingerprint(model: Any) -> ModelFingerprint:

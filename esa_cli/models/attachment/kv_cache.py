@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -35,17 +36,18 @@ class CurrentForwardCall:
 
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values of one layer of an `EsaCache`, or its MLA latents if `stores_latents`.
-    Keys and values are in CPU memory if `on_cpu`, else on the model's device."""
+    """The keys and values of one layer of an `EsaCache`, or its MLA latents if `stores_latents`, in
+    a store that `make_store` makes of heads, dimension, number type and device."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer_index: int, on_cpu: bool, stores_latents: bool = False) -> None:
+    def __init__(
+        self, layer_index: int, make_store: Callable[..., MemoryKVStore], stores_latents: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.on_host, self.latent = layer_index, on_cpu, stores_latents
+        self.layer, self.latent, self._make_store = layer_index, stores_latents, make_store
         self.memory: LayerMemory | None = None
-        self.expected = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing, since `update` creates the store of keys and values."""
@@ -59,9 +61,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             keys = values = torch.cat((values, keys), dim=-1)
             key_states, value_states = key_states[:, :, :1], value_states[:, :, :1]
         if self.memory is None:
-            heads, _, dim = keys.shape
-            place = keys.dtype, keys.device, self.latent, self.on_host
-            self.memory = LayerMemory(self.layer, MemoryKVStore(heads, dim, *place, self.expected))
+            store = self._make_store(keys.shape[0], keys.shape[2], keys.dtype, keys.device)
+            self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys, values)
         return key_states, value_states
 
@@ -126,8 +127,8 @@ class KvAndRecurrentLayer(RecurrentLayer, KvCacheLayer):  # type: ignore[no-unty
 
     crop = KvCacheLayer.crop
 
-    def __init__(self, layer_index: int, on_cpu: bool) -> None:
-        KvCacheLayer.__init__(self, layer_index, on_cpu)
+    def __init__(self, *options: Any) -> None:
+        KvCacheLayer.__init__(self, *options)
         RecurrentLayer.__init__(self)
 
 
@@ -206,13 +207,14 @@ class EsaCache(Cache):
     `kv_layers` are the layers with keys and values, and `states` the recurrent states."""
 
     def __init__(
-        self, current_call: CurrentForwardCall, method: Method, config: Any, on_cpu: bool,
-        method_layers: Sequence[int],
+        self, current_call: CurrentForwardCall, method: Method, config: Any,
+        method_layers: Sequence[int], on_cpu: bool, expected_tokens: int,
     ) -> None:  # fmt: skip
         latent = families.get_model_family(config).latent
+        store = partial(MemoryKVStore, shared=latent, on_host=on_cpu, expected=expected_tokens)
         new: dict[str, Callable[[int], Any]] = {
-            "attention": lambda layer: KvCacheLayer(layer, on_cpu, latent),
-            "both": lambda layer: KvAndRecurrentLayer(layer, on_cpu),
+            "attention": lambda layer: KvCacheLayer(layer, store, latent),
+            "both": lambda layer: KvAndRecurrentLayer(layer, store, latent),
             "state": lambda layer: RecurrentLayer(),
         }
         layers = [
@@ -225,11 +227,6 @@ class EsaCache(Cache):
         self._method_layers = method_layers
         self._sources = families.map_key_source_layers(config)
         self.forward_pass, self.method, self.query = current_call, method, QueryState()
-
-    def set_expected_token_count(self, token_count: int) -> None:
-        """Sets how many tokens will be cached, so that a GPU allocates memory only once."""
-        for layer in self.kv_layers:
-            layer.expected = token_count
 
     def begin_query(self, query_state: QueryState, method: Method | None = None) -> None:
         """Prepares the cache for a question or a prefill, with another attention method if one is

@@ -346,28 +346,33 @@ def _map_module_name(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
 
 # -- Metadata that only transformers knows of a model, for processes that do not import it
 
+_FILES = {
+    "config": ("config.json", "generation_config.json"),
+    "plain tokenizer": (
+        "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
+        "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
+    ),
+}  # fmt: skip
+"""The files of a model's folder from which transformers derives each kind of metadata."""
 _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _make_metadata_path(metadata_kind: str, folder: Path, file_patterns: Sequence[str]) -> Path:
+def _make_metadata_path(metadata_kind: str, folder: Path) -> Path:
     """Returns the path of the cached metadata of one kind, named by a hash of the model's files."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{metadata_kind} {packages}".encode())
-    for file in sorted({file for one in file_patterns for file in folder.glob(one)}):
+    for file in sorted({file for one in _FILES[metadata_kind] for file in folder.glob(one)}):
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
     return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def load_cached_metadata(
-    metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
-) -> dict[str, Any] | None:
+def load_cached_metadata(metadata_kind: str, folder: Path) -> dict[str, Any] | None:
     """Returns metadata that `cache_model_metadata` stored with the same packages, or None."""
     with suppress(*_UNUSABLE):
-        path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
-        stored = path.read_text("utf-8")
+        stored = _make_metadata_path(metadata_kind, folder).read_text("utf-8")
         digest, _, text = stored.partition("\n")
         if digest == digest_text(text):
             metadata: dict[str, Any] = json.loads(text)
@@ -376,14 +381,13 @@ def load_cached_metadata(
 
 
 def cache_model_metadata(
-    metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
-    make_metadata: Callable[[], dict[str, Any]],
-) -> None:  # fmt: skip
+    metadata_kind: str, folder: Path, make_metadata: Callable[[], dict[str, Any]]
+) -> None:
     """Caches metadata that transformers derives from a model's files, such as default settings."""
-    if load_cached_metadata(metadata_kind, model_folder, file_patterns) is None:
+    if load_cached_metadata(metadata_kind, folder) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):
-            path = _make_metadata_path(metadata_kind, model_folder, file_patterns)
+            path = _make_metadata_path(metadata_kind, folder)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
                 part.write_text(f"{digest_text(text)}\n{text}", "utf-8")

@@ -23,8 +23,6 @@ from esa_cli.system.machine import format_size, is_out_of_memory_error, measure_
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
-CONFIG_FILES = ("config.json", "generation_config.json")
-"""The files from which transformers derives a model's settings."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
@@ -91,7 +89,7 @@ def load(
     if not (packing or kept):
         _check_weights_are_finite(model, ref)
     if not packing:
-        checkpoint_files.cache_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.cache_model_metadata("config", folder, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,

@@ -30,13 +30,16 @@ from esa_cli.models.files.checkpoint_files import (
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import find_model_folder
 from esa_cli.models.loading.load import (
-    CONFIG_FILES,
     LoadedModel,
     check_weights_fit_memory,
     convert_loading_errors,
 )
-from esa_cli.models.text_passes.model_forward import share_layer_hooks
-from esa_cli.models.text_passes.text_forward import MOST_BYTES, can_fuse_layers, get_head_dimension
+from esa_cli.models.text_passes.text_forward import (
+    MOST_BYTES,
+    can_fuse_layers,
+    get_head_dimension,
+    share_layer_hooks,
+)
 from esa_cli.models.tokenization.tokenizer import load_fastest_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
@@ -82,7 +85,7 @@ def load_without_transformers(
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, cached = read_config_json(folder), load_cached_metadata("config", folder, CONFIG_FILES)
+    config, cached = read_config_json(folder), load_cached_metadata("config", folder)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
     if cached is None or not whole or not can_load_without_transformers(cached):
         return None

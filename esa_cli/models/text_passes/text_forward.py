@@ -1,12 +1,12 @@
-"""Runs models on plain text to find and read passages: LoRA adapters, and `FusedForward`, a fast
-forward pass of small decoders on the CPU, which tests compare with transformers."""
+"""Runs models on plain text to find and read passages, without an attached attention method: first
+layers, LoRA adapters, and `FusedForward`, a fast forward pass of small decoders on the CPU."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +19,69 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.text_passes.model_forward import (
-    call_layer_hooks,
-    compute_hidden_states,
-    normalise_hidden_states,
-)
 
-# -- The fast forward pass
+# -- The first layers of a model
+
+
+@contextmanager
+def call_before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` before each decoder layer in each forward pass of a model until the block
+    ends, or once before each pass if the model's layers are unknown."""
+    layers = getattr(model.base_model, "layers", [model.base_model])
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(lambda *_: callback()))
+        yield
+
+
+def call_layer_hooks(layer: nn.Module) -> None:
+    """Calls the forward pre-hooks of a layer's module without running the module."""
+    for hook in [*layer._forward_pre_hooks.values()]:
+        hook(layer, ())
+
+
+def share_layer_hooks(model: Any, other_model: Any) -> None:
+    """Makes each layer of `other_model` call the forward pre-hooks of the same layer of `model`."""
+    for layer, later in zip(model.base_model.layers, other_model.base_model.layers, strict=True):
+        later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
+
+
+class _LastLayerReached(Exception):
+    """Raised to end a forward pass after the last layer that is needed."""
+
+
+def compute_hidden_states(
+    model: Any, token_ids: Tensor, layer_count: int, lengths: Tensor | None = None
+) -> Tensor:
+    """Returns the hidden states (B, T, H) of token ids (B, T) after the first `layer_count` layers
+    of a model, without running later layers, as float32 and divided by their root mean square. With
+    the number of tokens of each sequence that are not padding, `lengths` (B,), each token attends
+    to all tokens of its sequence; without them, to itself and earlier ones."""
+    states = list[Tensor]()
+
+    def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+        raise _LastLayerReached
+
+    options = {}
+    if lengths is not None:
+        count = token_ids.shape[1]
+        padding = torch.arange(count, device=lengths.device) >= lengths[:, None]
+        mask = torch.zeros(len(lengths), 1, count, count, dtype=model.dtype, device=lengths.device)
+        mask.masked_fill_(padding[:, None, None], torch.finfo(model.dtype).min)
+        options["attention_mask"] = mask.to(model.device)
+    last = model.base_model.layers[layer_count - 1]
+    with last.register_forward_hook(stop_after_layer), suppress(_LastLayerReached):
+        model.base_model(input_ids=token_ids.to(model.device), use_cache=False, **options)
+    return normalise_hidden_states(states[0])
+
+
+def normalise_hidden_states(states: Tensor) -> Tensor:
+    """Returns hidden states (..., H) as float32, each divided by its root mean square."""
+    return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
+
+
+# -- The fast forward pass, which tests compare with transformers
 
 QUERY_BLOCK = 128
 """The number of queries in one matrix product; fewer queries mask less, but compute slower."""
@@ -91,7 +147,7 @@ class FusedForward:
 
     @torch.inference_mode()
     def compute_states(self, token_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Returns hidden states as `model_forward.compute_hidden_states` does."""
+        """Returns hidden states as `compute_hidden_states` does."""
         x = self._base.embed_tokens(token_ids)
         positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))

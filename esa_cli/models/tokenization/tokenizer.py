@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path) -> Any:
         if tokenizer.is_fast:
             _check_tokenizer_limits(tokenizer.backend_tokenizer, folder)
         make_metadata = partial(_make_tokenizer_metadata, folder, tokenizer)
-        cache_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
+        cache_model_metadata("plain tokenizer", folder, make_metadata)
         return tokenizer
 
 
@@ -82,39 +82,31 @@ _tokenizers_being_loaded: dict[Path, Future[StandaloneTokenizer | None]] = {}
 
 
 def begin_loading_standalone_tokenizer(folder: Path) -> None:
-    """Starts a thread that loads the tokenizer for the next call of `load_standalone_tokenizer`."""
+    """Starts a thread that loads the tokenizer for the next call of `load_fastest_tokenizer`."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
-    _tokenizers_being_loaded[folder] = thread.submit(_load_tokenizer_and_metadata, folder)
+    _tokenizers_being_loaded[folder] = thread.submit(load_standalone_tokenizer, folder)
     thread.shutdown(wait=False)
+
+
+def load_fastest_tokenizer(folder: Path) -> Any:
+    """Loads a `StandaloneTokenizer` if possible, else that of transformers. Raises ModelError."""
+    begun = _tokenizers_being_loaded.pop(folder, None)
+    found = load_standalone_tokenizer(folder) if begun is None else begun.result()
+    return found or load_tokenizer(folder)
 
 
 def load_standalone_tokenizer(folder: Path) -> StandaloneTokenizer | None:
     """Loads the tokenizer in a model's folder without transformers, or returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
-    begun = _tokenizers_being_loaded.pop(folder, None)
-    return _load_tokenizer_and_metadata(folder) if begun is None else begun.result()
-
-
-def load_fastest_tokenizer(folder: Path) -> Any:
-    """Loads a `StandaloneTokenizer` if possible, else that of transformers. Raises ModelError."""
-    return load_standalone_tokenizer(folder) or load_tokenizer(folder)
-
-
-def _load_tokenizer_and_metadata(folder: Path) -> StandaloneTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if data := load_cached_metadata("plain tokenizer", folder, _FILES):
+        if data := load_cached_metadata("plain tokenizer", folder):
             backend = _load_tokenizer_backend(folder)
-            return StandaloneTokenizer(backend, data["digest"], partial(load_tokenizer, folder))
+            return StandaloneTokenizer(backend, data["digest"], folder)
     return None
 
 
 # -- Metadata of a tokenizer
 
-_FILES = (
-    "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
-    "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
-)  # fmt: skip
-"""The files of a model's folder from which transformers makes the tokenizer."""
 _MEMBERS = (
     "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding",
     "backend_tokenizer",
@@ -163,16 +155,16 @@ class StandaloneTokenizer:
 
     is_fast = True
 
-    def __init__(self, backend: Any, digest: str, load_full: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.digest, self._load_full = backend, digest, load_full
+    def __init__(self, backend: Any, digest: str, folder: Path) -> None:
+        self.backend_tokenizer, self.digest, self._folder = backend, digest, folder
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
-        return self._load_full()
+        return load_tokenizer(self._folder)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_load_full" not in self.__dict__:  # the object is being copied
+        if name.startswith("__") or "_folder" not in self.__dict__:  # the object is being copied
             raise AttributeError(name)
         return getattr(self.transformers_tokenizer, name)
 

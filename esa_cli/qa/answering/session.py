@@ -181,8 +181,8 @@ class Session(AbstractContextManager["Session"]):
             place = self._cache_place
             refuse_disk_cache_outside_library(place)
             on_host = puts_kv_cache_on_host(self.model, self.method, place, len(token_ids))
-            self.cache = self.attachment.new_cache(on_host)
-            self.cache.set_expected_token_count(len(token_ids) + reserved_tokens)
+            expected = len(token_ids) + reserved_tokens
+            self.cache = self.attachment.new_cache(on_host, expected)
         else:
             self._ids = token_ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None

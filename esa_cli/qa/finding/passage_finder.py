@@ -481,9 +481,9 @@ class PassageSearch:
         Raises UsageError: there is no document, or `count` is below 1."""
         if not books:
             raise UsageError("there is no document to search", "name a document to search")
-        if count is not None and count < 1:
+        if count is not None and not (isinstance(count, int) and count > 0):
             hint = "set count to None to get all passages"
-            raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
+            raise UsageError(f"the number of passages must be at least 1, got {count!r}", hint)
         finder = self.get_passage_finder(books)
         scores = finder.score_windows(question, self.encode_question(question, books))
         least = math.log(WORDLESS / (1 - WORDLESS)) if minimum is None else -torch.inf

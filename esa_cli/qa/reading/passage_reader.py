@@ -34,6 +34,8 @@ MAX_TOKENS = 32
 PATIENCE = 3
 """The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 HEAD_VECTORS, HEAD_BIASES = {"start", "end", "has", "request"}, {"bias", "request_bias"}
+MAX_KEPT = 64
+"""The number of a question's readings beyond which they are not kept for its next passages."""
 _NEGATION = re.compile(
     r"(?:(?<!\w)(?<!or )(?:not|no|never|cannot|\w+n['’]t|nicht|nie|niemals|kein\w*|nunca|jamás|ne"
     r"|(?:n(?:e\s|['’])\w+\s)?(?:pas|jamais))"
@@ -100,6 +102,7 @@ class PassageReader:
         self.model, self.tokenizer = model, tokenizer
         self.template, self.context = template, context
         self._adapter, self._head = adapter, head
+        self._question, self._readings = "", dict[str, PassageReading]()
 
     @classmethod
     def load(
@@ -134,18 +137,23 @@ class PassageReader:
         self, question: str, passages: Sequence[str], progress: Progress | None = None
     ) -> list[PassageReading]:
         """Reads all passages, each with the same question, in groups of a few passages, and calls
-        `progress` before and after each group with (passages read, all passages)."""
+        `progress` before and after each group with (passages read, all passages). The last readings
+        of a question are kept, as its best passages are asked for more than one thing."""
         if self._adapter is None:
             return [PassageReading(0.0, _find_matching_sentence(question, one)) for one in passages]
-        prompts = [self.encode_prompt(question, one) for one in passages]
-        out: dict[int, PassageReading] = {}
+        if self._question != question or len(self._readings) > MAX_KEPT:
+            self._question, self._readings = question, {}
+        readings = self._readings
+        new = [one for one in dict.fromkeys(passages) if one not in readings]
+        prompts = [self.encode_prompt(question, one) for one in new]
         progress = combine_progress_callbacks(progress)
+        count = len(readings)
         progress(0, len(prompts))
         for group, states in self.iterate_states([prompt.ids for prompt in prompts]):
             for n, rows in zip(group, states, strict=True):
-                out[n] = self._find_answer(question, passages[n], prompts[n], rows)
-            progress(len(out), len(prompts))
-        return [out[n] for n in range(len(prompts))]
+                readings[new[n]] = self._find_answer(question, new[n], prompts[n], rows)
+            progress(len(readings) - count, len(prompts))
+        return [readings[one] for one in passages]
 
     def encode_prompt(self, question: str, passage: str) -> EncodedPrompt:
         """Encodes a prompt with what fits of a passage; runs of white space become one space."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -23,6 +23,9 @@ MAX_PASSAGES = 8
 """The maximum number of passages in the prompt of another model."""
 MAX_TOKENS = 1024
 """The default number of tokens of an answer; at most a quarter of the model's window."""
+TOKEN_BYTES = 3
+"""The bytes of text that fill at most a token of any model."""
+Prompted = TypeVar("Prompted")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,26 @@ class Reader(Protocol):
     def close(self) -> None:
         """Closes a reader's connections to its server, if any; the next question opens them."""
         return
+
+    def make_fitting_prompt(
+        self, make_prompt: Callable[[Sequence[Passage]], Prompted],
+        count_tokens: Callable[[Prompted], int], passages: Sequence[Passage],
+        history: Sequence[Turn], max_answer_tokens: int,
+    ) -> Prompted:  # fmt: skip
+        """Returns the prompt with as many of the passages as fit into the window together with the
+        answer. Raises LengthError, or HistoryError if there are earlier turns: not one fits."""
+        tokens = 0
+        for count in range(len(passages), 0, -1):
+            prompt = make_prompt(passages[:count])
+            tokens = count_tokens(prompt) + max_answer_tokens
+            if tokens <= self.window_tokens:
+                return prompt
+        kind = HistoryError if history else LengthError
+        raise kind(
+            f"the question, a passage and the answer take {tokens:,} tokens; "
+            f"the window of the reader {self.name} has {self.window_tokens:,} tokens",
+            "ask a shorter question, or choose a reader with a larger window",
+        )
 
 
 SYSTEM = (
@@ -137,13 +160,7 @@ class ChatReader(Reader):
         prompt = self.prompt
         after = prompt.encode_history(history)
         after += prompt.encode_question(question, is_followup=bool(history))
-        for count in range(len(passages), 0, -1):
-            ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
-            if len(ids) + max_answer_tokens <= self.window_tokens:
-                return ids
-        kind = HistoryError if history else LengthError
-        raise kind(
-            f"the question, a passage and the answer take {len(ids) + max_answer_tokens:,} tokens; "
-            f"the window of the reader {self.name} has {self.window_tokens:,} tokens",
-            "ask a shorter question, or choose a reader with a larger window",
-        )
+        return self.make_fitting_prompt(
+            lambda some: prompt.encode_document(format_numbered_passages(some)) + after,
+            len, passages, history, max_answer_tokens,
+        )  # fmt: skip

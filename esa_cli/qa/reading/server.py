@@ -22,6 +22,8 @@ from esa_cli.qa.finding.model_server import (
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import (
     MAX_PASSAGES,
+    MAX_TOKENS,
+    TOKEN_BYTES,
     Reader,
     SamplingParams,
     ignore_text,
@@ -86,15 +88,21 @@ class ServerReader(Reader):
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
+        """Answers as `Reader.answer` describes. Servers cut long prompts silently, so the tokens
+        are estimated, and are rather fewer."""
         body = {
             "model": self.name,
-            "messages": make_chat_messages(question, passages[:MAX_PASSAGES], history),
+            "messages": self.make_fitting_prompt(
+                lambda some: make_chat_messages(question, some, history), estimate_tokens,
+                passages[:MAX_PASSAGES], history,
+                min(sampling.max_new_tokens or MAX_TOKENS, self.window_tokens // 4),
+            ),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,
             "seed": sampling.seed,
             "stream": True,
-        }
+        }  # fmt: skip
         body = {name: value for name, value in body.items() if value is not None}
         until = time.monotonic() + self._whole_s
         text, tokens, reason = AnswerText(on_text), None, None
@@ -188,6 +196,11 @@ class ServerReader(Reader):
 
     def _make_reader_error(self, problem: str, hint: str) -> ReaderError:
         return ReaderError(f"the reader at {self.url} {problem}", hint)
+
+
+def estimate_tokens(messages: Sequence[dict[str, str]]) -> int:
+    """Returns about the most tokens that messages take in any model."""
+    return sum(len(one["content"].encode()) for one in messages) // TOKEN_BYTES
 
 
 class AnswerText:

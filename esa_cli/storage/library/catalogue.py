@@ -2,12 +2,8 @@
 
 If the catalogue is missing or damaged, it is created again from the stored documents, and from the
 files in which `esa ingest --words` records the contents of folders. Sqlite uses a rollback journal,
-because a write-ahead log needs memory that all processes share, and several machines may use one
-library.
-
-A stored document is called former if its file was removed or has another text now, and no other
-file has the document's text. All other documents are called present, including documents from
-standard input, from another machine, or from a disk that is not mounted."""
+because a write-ahead log needs shared memory, and several machines may use one library.
+docs/library.md says which stored documents are called former; all others are called present."""
 
 from __future__ import annotations
 
@@ -41,8 +37,6 @@ from esa_cli.system.text import (
     locate_content_words,
 )
 
-NAME = "catalogue-1.sqlite"
-"""The catalogue's file name, with the version of the catalogue's tables."""
 BUSY_S = 30.0
 """Seconds to wait at most while another process writes to the catalogue."""
 COMMIT_S, MAX_WRITES = 1.0, 100
@@ -312,7 +306,7 @@ class Catalogue:
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_records_file(path) != payload:
-                disk.write_checksummed_file(path, "folder", payload, path.stem)
+                disk.write_checksummed_file(path, payload, path.stem)
 
     def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Calls functions that change the catalogue, in transactions of about a second. The
@@ -397,13 +391,9 @@ def _get_folder_records_path(paths: LibraryPaths, ingested_folder: str) -> Path:
 def _read_folder_records_file(records_path: Path) -> bytes:
     """Returns the JSON in a file of a folder's records, or b"" for a missing or damaged file."""
     try:
-        return disk.read_checksummed_file(records_path, "folder", records_path.stem)
+        return disk.read_checksummed_file(records_path, records_path.stem)
     except LibraryError:
         return b""
-
-
-def get_catalogue_path(paths: LibraryPaths) -> Path:
-    return paths.root / NAME
 
 
 def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
@@ -442,7 +432,7 @@ def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[C
     except _ERRORS as error:
         _delete_damaged_catalogue(paths, error)
         raise (DiskError if _get_sqlite_error_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
-            f"the catalogue {get_catalogue_path(paths)} cannot be written: {error}",
+            f"the catalogue {paths.catalogue} cannot be written: {error}",
             "free some space, check the file's permissions, or point ESA_LIBRARY to another disk; "
             "you may also delete the file, which esa then creates again",
         ) from error
@@ -479,17 +469,16 @@ def _open_temporary_catalogue_copy(paths: LibraryPaths) -> sqlite3.Connection:
 
 def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the library's catalogue without changes. Raises sqlite3.Error: no catalogue exists."""
-    address = f"{get_catalogue_path(paths).absolute().as_uri()}?mode=rw"
+    address = f"{paths.catalogue.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    path = get_catalogue_path(paths)
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
+        os.close(os.open(paths.catalogue, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
     except OSError as error:  # where sqlite would open the catalogue only to be read
         raise sqlite3.OperationalError(error.strerror) from error
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    db = sqlite3.connect(paths.catalogue, timeout=BUSY_S, isolation_level=None)
     return _set_up_catalogue(db, paths)
 
 
@@ -544,7 +533,7 @@ def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
         # A journal that is left would be applied to the catalogue that is made next.
         for suffix in ("-journal", ""):
             with suppress(OSError):
-                (paths.root / (NAME + suffix)).unlink(missing_ok=True)
+                Path(f"{paths.catalogue}{suffix}").unlink(missing_ok=True)
 
 
 def _get_sqlite_error_code(error: Exception) -> int:

@@ -82,6 +82,7 @@ class LibraryPaths:
         self.root = root
         self.documents, self.segments = root / "documents", root / "segments"
         self.folders, self.locks = root / "folders", root / "locks"
+        self.catalogue = root / "catalogue-1.sqlite"  # with the version of its tables
 
     def refuse_folder_without_marker(self) -> None:
         """Raises LibraryError if the library's folder has files but no marker of a library, so that
@@ -229,13 +230,19 @@ def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> t
     return line.encode() + payload, digest
 
 
+def split_file_name(path: Path) -> tuple[str, str]:
+    """Returns a file's stem, and its kind as the first line says it, also for temporary names."""
+    stem, suffix, *_ = path.name.lstrip(".").split(".")
+    return stem, {"doc": "document", "seg": "segment"}.get(suffix, suffix)
+
+
 def unpack_checksummed_file(
-    data: bytes, file_kind: str, path: Path, document_key: str, expected_digest: str | None = None
+    data: bytes, path: Path, document_key: str, expected_digest: str | None = None
 ) -> bytes:
     """Checks the digest at the beginning of a file, or of a segment file's header, and returns the
     payload after it. `expected_digest` is that in the document's manifest, if any. Raises
     LibraryFileVersionError: the file has another format. LibraryError: the file is damaged."""
-    line = _LINE.match(data[:200])
+    line, (_, file_kind) = _LINE.match(data[:200]), split_file_name(path)
     if line is None or line[1] != file_kind.encode():
         reason = f"it does not begin like a {file_kind} file of esa"
         raise make_damage_error(path, reason, document_key)
@@ -259,19 +266,15 @@ def read_file_bytes(path: Path, document_key: str) -> bytes:
         raise make_file_reading_error(path, error, document_key) from error
 
 
-def read_checksummed_file(
-    path: Path, file_kind: str, document_key: str, expected_digest: str | None = None
-) -> bytes:
+def read_checksummed_file(path: Path, document_key: str, digest: str | None = None) -> bytes:
     """Reads a file, and returns the payload after the digest, once checked. Raises LibraryError."""
     data = read_file_bytes(path, document_key)
-    return unpack_checksummed_file(data, file_kind, path, document_key, expected_digest)
+    return unpack_checksummed_file(data, path, document_key, digest)
 
 
-def write_checksummed_file(
-    path: Path, file_kind: str, payload: bytes, lock_name: str, format_number: int = FORMAT
-) -> str:
+def write_checksummed_file(path: Path, payload: bytes, lock_name: str, form: int = FORMAT) -> str:
     """Writes a file that begins with a digest of the payload, and returns the digest."""
-    data, digest = pack_checksummed_file(file_kind, payload, format_number)
+    data, digest = pack_checksummed_file(split_file_name(path)[1], payload, form)
     with create_file_atomically(path, lock_name) as file:
         file.write(data)
     return digest

@@ -294,7 +294,7 @@ def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
     path = paths.get_document_path(entry.key)
-    disk.write_checksummed_file(path, "document", payload, entry.key, form)
+    disk.write_checksummed_file(path, payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, document_key: str) -> LibraryEntry:
@@ -308,7 +308,7 @@ def read_manifest(paths: LibraryPaths, document_key: str) -> LibraryEntry:
 def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: bytes) -> LibraryEntry:
     """Decodes a manifest. Raises LibraryError, as `read_manifest`."""
     path = paths.get_document_path(document_key)
-    payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, document_key)
+    payload = disk.unpack_checksummed_file(manifest_bytes, path, document_key)
     stored = json.loads(payload)
     if stored["key"] != document_key:
         raise disk.make_damage_error(path, "it is the manifest of another document", document_key)
@@ -336,7 +336,7 @@ def read_manifests(
 def read_document_text(paths: LibraryPaths, entry: LibraryEntry) -> str:
     """Reads a stored document's text. Raises LibraryError: the text is missing or damaged."""
     path = paths.get_document_path(entry.key, "text")
-    payload = disk.read_checksummed_file(path, "text", entry.key, entry.digests["text"])
+    payload = disk.read_checksummed_file(path, entry.key, entry.digests["text"])
     return payload.decode("utf-8", "surrogatepass")
 
 
@@ -439,14 +439,13 @@ def write_segment_file(
 
 class KVSegmentFile:
     """A memory-mapped file with the KV cache of up to 4,096 tokens. Raises LibraryError: the file
-    is missing, its header is damaged, or the file is of another format or another segment. The
-    segment has the name `name`, by default the file's."""
+    is missing, its header is damaged, or the file is of another format or another segment."""
 
-    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str) -> None:
         import torch
 
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
-        self.name, self.sections = name or path.stem, layout.locate_layers(tokens)
+        (self.name, _), self.sections = disk.split_file_name(path), layout.locate_layers(tokens)
         expected = {"name": self.name, "layout": layout.to_json(), "tokens": tokens}
         try:
             with open(path, "rb") as file:
@@ -454,7 +453,7 @@ class KVSegmentFile:
                 data = file.read(layout.header_byte_count)
         except OSError as error:
             raise disk.make_file_reading_error(path, error, key) from error
-        facts = json.loads(disk.unpack_checksummed_file(data, "segment", path, key))
+        facts = json.loads(disk.unpack_checksummed_file(data, path, key))
         found = {name: facts[name] for name in expected}
         if found != expected or size != self.sections[-1].stop:
             raise disk.make_damage_error(path, "it is another segment, or is cut off", key)

@@ -61,7 +61,7 @@ class StoredDocument:
         self.paths, self.entry, key = paths, entry, entry.key
         self.text = document_files.read_document_text(paths, entry)
         path = paths.get_document_path(key, "tokens")
-        payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
+        payload = disk.read_checksummed_file(path, key, entry.digests["tokens"])
         self.token_ids, self.offsets = unpack_tokens(payload)
         self.segments = [
             KVSegmentFile(path, entry.layout, entry.count_segment_tokens(i), key)
@@ -81,12 +81,12 @@ class DocumentWriter:
     whether a file was written."""
 
     def __init__(
-        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
-        prefixes: Sequence[str],
-    ) -> None:  # fmt: skip
+        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout
+    ) -> None:
         self.paths, self.key, self.identity = paths, key, identity
-        self.ids, self.layout, self._prefixes = ids, layout, prefixes
-        self.wrote = False
+        self.ids, self.layout, self.wrote = ids, layout, False
+        self._prefixes = document_files.compute_segment_hashes(identity, ids, layout)
+        protect_segments(paths, key, self._prefixes)
         self._fit = document_files.NO_FIT
         self.segments = self._open_segments_on_disk()
 
@@ -134,7 +134,7 @@ class DocumentWriter:
 
     def _write_file(self, path: Path, contents: bytes) -> str:
         with disk.convert_write_errors(self.paths.root):
-            digest = disk.write_checksummed_file(path, path.suffix[1:], contents, self.key)
+            digest = disk.write_checksummed_file(path, contents, self.key)
         self.wrote = True
         return digest
 
@@ -179,8 +179,8 @@ class DocumentWriter:
 class Library:
     """The documents that esa has stored in the folder `root`, by default `get_library_folder()`."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.root = disk.get_library_folder() if root is None else root
+    def __init__(self, root: Path | str | None = None) -> None:
+        self.root = disk.get_library_folder() if root is None else Path(root)
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, prefill_identity: str, text: str) -> str:
@@ -228,7 +228,7 @@ class Library:
 
     @property
     def catalogue_file_size(self) -> int:
-        return disk.get_file_size(catalogue.get_catalogue_path(self._paths))
+        return disk.get_file_size(self._paths.catalogue)
 
     @property
     def synced_file_count(self) -> int:
@@ -260,7 +260,7 @@ class Library:
     @contextmanager
     def open_writer(
         self,
-        make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
+        make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout], Writer],
         key: str, identity: str, ids: Sequence[int], layout: Layout,
         on_wait: Callable[[], None] | None = None, state_bytes: int = 0,
     ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
@@ -275,10 +275,8 @@ class Library:
         with paths.hold_lock(key, on_wait):
             entry = self.find_entry(key)
             if entry is None:
-                prefixes = document_files.compute_segment_hashes(identity, ids, layout)
                 was_claimed = paths.get_segment_claim_path(key).exists()
-                protect_segments(paths, key, prefixes)
-                writer = make_writer(paths, key, identity, ids, layout, prefixes)
+                writer = make_writer(paths, key, identity, ids, layout)
                 try:
                     size = self.estimate_document_size(len(ids), layout, state_bytes)
                     size -= layout.compute_segment_bytes(writer.stored_token_count)
@@ -307,7 +305,7 @@ class Library:
         """Returns the bytes of a document's stored word index, or None if the index is missing."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            payload = disk.read_checksummed_file(path, "words", "")
+            payload = disk.read_checksummed_file(path, "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
@@ -318,7 +316,7 @@ class Library:
         lock = self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock)
         with suppress(LibraryError, ResourceError, OSError), lock:
             if self._paths.has_document(entry.key):
-                disk.write_checksummed_file(path, "words", owner + payload, entry.key)
+                disk.write_checksummed_file(path, owner + payload, entry.key)
 
     def verify(self, entry: LibraryEntry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
@@ -332,7 +330,7 @@ class Library:
                 if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
                 else:
-                    verify_document_file(path, path, entry)
+                    verify_document_file(path, entry)
             except LibraryError as error:
                 errors.append(error)
         return errors
@@ -394,7 +392,7 @@ class Library:
             with self.open_catalogue() as opened:
                 change(opened)
         except EsaError:
-            if catalogue.get_catalogue_path(self._paths).exists():
+            if self._paths.catalogue.exists():
                 raise
 
 
@@ -402,8 +400,7 @@ def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: lis
     """Writes a claim, which keeps segments while a document is stored. Raises LibraryError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
         path = paths.get_segment_claim_path(document_key)
-        claim = json.dumps(segment_hashes).encode()
-        disk.write_checksummed_file(path, "claim", claim, document_key)
+        disk.write_checksummed_file(path, json.dumps(segment_hashes).encode(), document_key)
 
 
 def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
@@ -430,7 +427,7 @@ def make_needed_file_filter(
         is_ingesting = is_ingesting or is_live
         if is_live or with_abandoned_claims:
             try:
-                prefixes.update(json.loads(disk.read_checksummed_file(path, "claim", path.stem)))
+                prefixes.update(json.loads(disk.read_checksummed_file(path, path.stem)))
             except LibraryError:
                 needs_unknown = True
 

@@ -199,7 +199,7 @@ def _copy_document(
         with disk.convert_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
-                    verify_document_file(path, path, entry)
+                    verify_document_file(path, entry)
                 except LibraryError:
                     convert_errors = _convert_source_errors(source.place, target, key, path)
                     with convert_errors, disk.create_file_atomically(path, key) as file:
@@ -207,7 +207,7 @@ def _copy_document(
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        verify_document_file(disk.make_temporary_path(path, key), path, entry)
+                        verify_document_file(disk.make_temporary_path(path, key), entry)
             with target.hold_lock("library"):
                 with disk.create_file_atomically(manifest, key) as file:
                     file.write(data)
@@ -226,7 +226,7 @@ def _add_document_to_archive(
     files = [path for path in list_document_files(paths, entry) if path not in added_files]
     for path in files:
         with _convert_source_errors(place, paths, document_key, path):
-            verify_document_file(path, path, entry)
+            verify_document_file(path, entry)
     added_files.update(files)
     return _add_archive_members(archive, paths, [*files, manifest])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, make_named_projection_tensors
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import KVSegmentFile, Layout, LibraryEntry
+from esa_cli.storage.library.document_files import KVSegmentFile, LibraryEntry
 from esa_cli.system.text import digest_text
 
 State = dict[str, Tensor]
@@ -30,7 +30,7 @@ Projections = Sequence[Linear | None]
 """A projection for each layer, or None for a layer without reduced keys."""
 _STATE_NAME = re.compile(r"([0-9]+)\.((?:conv|recurrent)\.[0-9]+)")
 _PROVENANCE = {"name": str, "source": str, "bytes": int, "missing": list}
-_UNPACKING = (
+UNPACKING = (
     AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError,
     TypeError, ValueError,
 )  # fmt: skip
@@ -59,26 +59,21 @@ def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tenso
     return f"{segment_hash}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
-def unpack_recurrent_states(
-    data: bytes, path: Path, layout: Layout, key: str
-) -> tuple[str, list[State]]:
-    """Unpacks the hash of a segment, and the recurrent layers' states after the segment's last
-    token, from a file. Raises LibraryError: they are damaged."""
-    name, _, packed = data.partition(b"\n")
-    try:
-        tensors = load(packed)
-        # Before a list of so many is made: a stranger's file may say any number.
-        if not int(tensors.pop("layers")) == layout.states <= len(tensors):
-            raise ValueError("the number of recurrent layers is wrong")
-        states: list[State] = [{} for _ in range(layout.states)]
-        for tensor, value in sorted(tensors.items()):
-            match = _STATE_NAME.fullmatch(tensor)
-            if match is None:
-                raise ValueError(tensor)
-            states[int(match[1])][match[2]] = value
-        return name.decode("ascii"), states
-    except _UNPACKING as error:
-        raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
+def unpack_recurrent_states(packed_states: bytes, layers: int) -> tuple[str, list[State]]:
+    """Unpacks the hash of a segment, and the states of `layers` recurrent layers after the
+    segment's last token. Raises an exception of `UNPACKING`: they are damaged."""
+    name, _, packed = packed_states.partition(b"\n")
+    tensors = load(packed)
+    # Before a list of so many is made: a stranger's file may say any number.
+    if not int(tensors.pop("layers")) == layers <= len(tensors):
+        raise ValueError("the number of recurrent layers is wrong")
+    states: list[State] = [{} for _ in range(layers)]
+    for tensor, value in sorted(tensors.items()):
+        match = _STATE_NAME.fullmatch(tensor)
+        if match is None:
+            raise ValueError(tensor)
+        states[int(match[1])][match[2]] = value
+    return name.decode("ascii"), states
 
 
 def pack_projections(projections: Projections) -> bytes:
@@ -99,33 +94,33 @@ def hash_projections(packed_projections: bytes) -> str:
     return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
-def verify_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
-    """Checks every byte of a document's file before the file is moved to `final_path`. Raises
+def verify_document_file(path: Path, entry: LibraryEntry) -> None:
+    """Checks every byte of a document's file, which may have its temporary name. Raises
     LibraryError: the file is missing, damaged, or belongs to another document."""
-    path, key, kind = final_path, entry.key, final_path.suffix[1:]
-    if kind == "seg":
-        tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
-        KVSegmentFile(file_path, entry.layout, tokens, key, path.stem).verify_all_bytes()
+    key, (stem, kind) = entry.key, disk.split_file_name(path)
+    if kind == "segment":
+        tokens = entry.count_segment_tokens(entry.segments.index(stem))
+        KVSegmentFile(path, entry.layout, tokens, key).verify_all_bytes()
         return
-    data = disk.read_file_bytes(file_path, key)
-    payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
+    data = disk.read_file_bytes(path, key)
+    payload = disk.unpack_checksummed_file(data, path, key, entry.digests.get(kind))
     try:
-        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
-    except _UNPACKING as error:
+        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, payload, path)
+    except UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
-    layout, identity = entry.layout, entry.identity
+def _matches_manifest(entry: LibraryEntry, payload: bytes, path: Path) -> bool:
+    layout, identity, (stem, file_kind) = entry.layout, entry.identity, disk.split_file_name(path)
     if file_kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.compute_document_key(identity, text), digest_text(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(document_files.extract_segment_hash, entry.segments)]
     if file_kind == "states":
-        return unpack_recurrent_states(payload, path, layout, entry.key)[0] == prefixes[-1]
+        return unpack_recurrent_states(payload, layout.states)[0] == prefixes[-1]
     if file_kind == "tokens":
         numbers, offsets = unpack_tokens(payload)
         ids = numbers.tolist()
@@ -137,7 +132,7 @@ def _matches_manifest(entry: LibraryEntry, file_kind: str, payload: bytes, path:
             and document_files.compute_segment_hashes(identity, ids, layout) == prefixes
         )
     tensors = load(payload)
-    good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
+    good = hash_projections(payload) == stem and int(tensors.pop("layers")) == layout.layers
     for i, width in enumerate(layout.reduced):
         pair = [tensors.pop(f"layers.{i}.{name}") for name in ("query_map", "key_map") if width]
         good = good and all(matrix.dim() == 2 and matrix.shape[1] == width for matrix in pair)
@@ -148,14 +143,14 @@ def decode_untrusted_manifest(paths: LibraryPaths, key: str, manifest_bytes: byt
     """Checks and decodes a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.get_document_path(key)
-    payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, key)
+    payload = disk.unpack_checksummed_file(manifest_bytes, path, key)
     try:
         TypeAdapter(LibraryEntry).validate_json(payload)
         entry = document_files.decode_manifest(paths, key, manifest_bytes)
         has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
         if not has_all or not _is_manifest_consistent(paths, entry):
             raise ValueError("the manifest's fields or numbers are wrong")
-    except _UNPACKING as error:
+    except UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     return entry
 

@@ -77,17 +77,15 @@ class SegmentKVStore(document_files.KVSegmentLayer):
     append = append_reduced_keys = crop = memory_store.refuse_change_of_read_only_store
 
 
-def read_recurrent_states(
-    paths: LibraryPaths, layout: Layout, key: str, segment_hash: str = ""
-) -> tuple[str, list[State]]:
+def read_recurrent_states(paths: LibraryPaths, layers: int, key: str) -> tuple[str, list[State]]:
     """Reads the hash of a document's segment, and the states of the model's recurrent layers after
-    the segment. Raises LibraryError: it is missing, damaged, or of another `segment_hash`."""
+    the segment. Raises LibraryError: the file is missing or damaged."""
     path = paths.get_document_path(key, "states")
-    payload = disk.read_checksummed_file(path, "states", key)
-    stored_hash, states = packed_files.unpack_recurrent_states(payload, path, layout, key)
-    if segment_hash not in ("", stored_hash):
-        raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
-    return stored_hash, states
+    payload = disk.read_checksummed_file(path, key)
+    try:
+        return packed_files.unpack_recurrent_states(payload, layers)
+    except packed_files.UNPACKING as error:
+        raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
 
 
 def _read_projections_file(
@@ -97,7 +95,7 @@ def _read_projections_file(
     if projections_hash == document_files.NO_FIT:
         return None
     path = paths.get_projections_path(projections_hash)
-    packed = disk.read_checksummed_file(path, "fit", key)
+    packed = disk.read_checksummed_file(path, key)
     if packed_files.hash_projections(packed) != projections_hash:
         raise disk.make_damage_error(path, "its name does not match its projections", key)
     return packed_files.unpack_projections(packed)
@@ -125,8 +123,11 @@ class StoredKVCache:
         self.projections = _read_projections_file(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
-            last = document_files.extract_segment_hash(entry.segments[-1])
-            _, self.states = read_recurrent_states(paths, entry.layout, entry.key, last)
+            last, self.states = read_recurrent_states(paths, entry.layout.states, entry.key)
+            if last != document_files.extract_segment_hash(entry.segments[-1]):
+                path = paths.get_document_path(entry.key, "states")
+                reason = "its recurrent states belong to another document"
+                raise disk.make_damage_error(path, reason, entry.key)
 
 
 class KVCacheWriter(DocumentWriter):
@@ -135,11 +136,11 @@ class KVCacheWriter(DocumentWriter):
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
-        prefixes: Sequence[str], device: torch.device = CPU,
+        device: torch.device = CPU,
     ) -> None:  # fmt: skip
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
-        super().__init__(paths, key, identity, ids, layout, prefixes)
+        super().__init__(paths, key, identity, ids, layout)
         self.layers = list[memory_store.AppendableKVStoreChain]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
@@ -155,7 +156,7 @@ class KVCacheWriter(DocumentWriter):
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
             try:
-                last, states = read_recurrent_states(self.paths, layout, self.key)
+                last, states = read_recurrent_states(self.paths, layout.states, self.key)
                 prefixes = self._prefixes[: self._prefixes.index(last) + 1]
             except (LibraryError, ValueError):
                 return []

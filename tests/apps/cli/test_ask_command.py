@@ -145,7 +145,8 @@ def test_a_thorough_answer_shows_its_progress_on_a_terminal_and_stops_at_ctrl_c(
     esa: Esa, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_tiny_reader(load("random:llama", device="cpu", dtype="float32").model, tmp_path)
-    Path("long.md").write_text("The gate opens at nine. " * 400, "utf-8")
+    text = " ".join(f"Gate {number} opens at nine." for number in range(400))
+    Path("long.md").write_text(text, "utf-8")
     reads = ["ask", "long.md", "When?", *TINY, *FROM_TEXT, "--set", f"answer.adapter={folder}"]
     shown: list[str] = []
     monkeypatch.setattr(Reporter, "show_spinner", lambda reporter, text: shown.append(text))

@@ -13,7 +13,6 @@ import pytest
 from command import TINY, Esa, fail
 
 from esa_cli import models
-from esa_cli.evaluation.tasks.chronicle_task import DemoQuestion
 from esa_cli.models.files import model_reference
 from esa_cli.qa.presets.preset_files import BESIDE, READERS, load_known_models, suggest_reader
 
@@ -171,8 +170,8 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of some windows in place of the chronicle, and a folder where the library may be."""
     text = "The gate opens at nine, and the miller keeps the key. " * 25
     monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.build_chronicle", lambda: text)
-    known = [DemoQuestion(ASKED, ("the miller",))] * 8
-    asked = [*known, DemoQuestion("Who is she?", ())]
+    known = [(ASKED, ("the miller",))] * 8
+    asked = [*known, ("Who is she?", ())]
     monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.get_demo_questions", lambda: asked)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
 

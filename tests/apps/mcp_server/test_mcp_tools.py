@@ -304,7 +304,7 @@ HELLO = {
 def served(tools: McpDocumentTools, token: str | None = None) -> Iterator[int]:
     """The port of a server in a thread."""
     reporter = Reporter(quiet=True)
-    app = make_asgi_app(tools.esa, tools.documents, token, ServerLimits(), reporter, tools)
+    app = make_asgi_app(tools.documents, token, ServerLimits(), reporter, tools)
     with server_app.open_listening_socket("127.0.0.1", 0) as sock:
         server = server_app.make_uvicorn_server(app)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})

@@ -27,11 +27,13 @@ from starlette.middleware import Middleware
 
 from esa_cli.apps.cli.commands import serve_command as command
 from esa_cli.apps.cli.commands.serve_command import ServeCommandOptions, check_serve_options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import server_app
 from esa_cli.apps.server.access_log import AccessLogMiddleware
 from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.system.machine import is_loopback_host
 
 
@@ -161,7 +163,8 @@ def serve(folder: Path, output: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asker = FakeAsker(delay=0.05)
     documents = [read_document("a.txt")]
-    command.serve_over_http(asker, command.ServeCommandOptions(port=0), documents, Reporter(True))
+    opts, preset = command.ServeCommandOptions(port=0), load_preset("tiny-random")
+    command.serve_over_http(asker, opts, documents, Reporter(True), preset, ModelOptions())
     print("ended", len(asker.spoken), flush=True)
 
 

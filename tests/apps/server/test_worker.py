@@ -198,6 +198,6 @@ def test_a_job_that_does_not_end_ends_the_process() -> None:
     async def begin(worker: JobThread) -> None:
         with worker.queue_job_with_events(lambda job: threading.Event().wait(60)) as events:
             assert await events.get() == ("begun", None)
-            worker.cancel_all_jobs(0.1)
+            worker.close(0.1)
 
     assert ended(child(lambda: asyncio.run(begin(JobThread(0))))) == BUG

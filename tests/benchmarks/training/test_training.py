@@ -31,8 +31,12 @@ from wrong_windows import COUNT, find_nearest_windows, find_wrong_windows
 
 from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.models.text_passes.model_forward import normalise_hidden_states
-from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.text_passes.text_forward import (
+    CONFIG,
+    WEIGHTS,
+    LoraAdapter,
+    normalise_hidden_states,
+)
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, TokenEncoder
 from esa_cli.qa.presets.preset_files import MAPS
 

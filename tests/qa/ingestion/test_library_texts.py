@@ -59,6 +59,17 @@ def test_unchanged_files_are_not_read_again(
     assert (again.records, again.read, again.added) == (first.records, 0, [])
 
 
+def test_other_readers_read_unchanged_files_again(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = write("a.txt", "one harp"), write("b.txt", "one loom")
+    update(catalogue, *names)
+    monkeypatch.setattr(files, "TEXT_VERSION", files.TEXT_VERSION + 1)
+    again = update(catalogue, *names)
+    assert (again.read, again.added, again.changed) == (2, [], [])
+    assert update(catalogue, *names).read == 0
+
+
 def test_words_of_another_version_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

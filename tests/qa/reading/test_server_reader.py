@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from completion_server import KEY, CompletionServer
 
-from esa_cli.errors import ReaderError, UsageError
+from esa_cli.errors import HistoryError, LengthError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding import model_server
 from esa_cli.qa.finding.model_server import ServerConnection
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.reader import SYSTEM, SamplingParams
+from esa_cli.qa.reading.reader import SYSTEM, SamplingParams, make_chat_messages
 from esa_cli.qa.reading.server import DEFAULT_WINDOW, AnswerText, ServerReader
 
 Start = Callable[..., CompletionServer]
@@ -228,6 +231,30 @@ def test_the_window_is_that_of_the_model_that_answers(start: Start) -> None:
     chosen, named = (reader(start("windows"), name) for name in (None, "small"))
     assert (chosen.name, chosen.window_tokens) == ("large", DEFAULT_WINDOW)
     assert (named.name, named.window_tokens) == ("small", 9_000)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_does_not_fit_into_the_window_is_not_sent(start: Start, seed: int) -> None:
+    """As many passages as fit, by a loop; not one with a long history is an error."""
+    draw, server = random.Random(seed), start("stream")
+    one, history = reader(server), [Turn("Who waits?", "Ann. " * draw.randrange(300))]
+    one.window_tokens = draw.randrange(300, 2000)
+    passages = [replace(PASSAGES[0], text="The gate. " * draw.randrange(1, 90)) for _ in range(10)]
+    room = 3 * (one.window_tokens - one.window_tokens // 4)
+    sizes = [
+        sum(len(m["content"]) for m in make_chat_messages("When?", passages[:count], history))
+        for count in range(1, 9)
+    ]
+    fitting = sum(size < room + 3 for size in sizes)
+    if not fitting:
+        with pytest.raises(HistoryError):
+            one.answer("When?", passages, history, SamplingParams())
+        with pytest.raises(LengthError):
+            one.answer("When? " * 1000, passages, (), SamplingParams())
+        return
+    one.answer("When?", passages, history, SamplingParams())
+    [content] = [m["content"] for m in server.seen[-1]["body"]["messages"][1:2]]
+    assert len(re.findall(r"^\[\d\] gate.pdf", content, re.MULTILINE)) == fitting
 
 
 def test_parameters_that_a_model_refuses_are_left_out(start: Start) -> None:

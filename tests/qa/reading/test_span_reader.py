@@ -15,8 +15,7 @@ from byte_level_model import byte_level, byte_model
 from tiny_reader import make_head, make_random_adapter
 
 from esa_cli.errors import LengthError
-from esa_cli.models.text_passes.model_forward import compute_hidden_states
-from esa_cli.models.text_passes.text_forward import GROUP
+from esa_cli.models.text_passes.text_forward import GROUP, compute_hidden_states
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import OTHER
@@ -136,20 +135,39 @@ def test_a_quotation_keeps_its_negation(text: str) -> None:
 
 
 def test_progress_is_told_after_each_small_group(byte_model: Any, byte_level: Any) -> None:
-    made, texts = make_reader(byte_model, byte_level), PASSAGES * 3
+    made = make_reader(byte_model, byte_level)
+    texts = [f"{passage} {number}" for number in range(3) for passage in PASSAGES]
     calls: list[tuple[int, int]] = []
     told = made.read_passages(QUESTION, texts, lambda *counts: calls.append(counts))
     assert calls == [(n, len(texts)) for n in (*range(0, len(texts), GROUP), len(texts))]
     for passage, (odds, *_) in zip(texts, told, strict=True):
-        assert odds == pytest.approx(made.read_passages(QUESTION, [passage])[0][0], abs=1e-3)
+        again = make_reader(byte_model, byte_level).read_passages(QUESTION, [passage])
+        assert odds == pytest.approx(again[0][0], abs=1e-3)
 
     def stop(done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made.read_passages(QUESTION, texts, stop)
+        made.read_passages("Who is Ishmael?", texts, stop)
     assert not any(layer._forward_hooks for layer in byte_model.modules())
+
+
+def test_a_passage_is_read_once_for_a_question(byte_model: Any, byte_level: Any) -> None:
+    """The same reading for the same question and text, in any order, and another for another."""
+    made, prompts = make_reader(byte_model, byte_level), list[Any]()
+    plain, iterate = make_reader(byte_model, byte_level), made.iterate_states
+    made.iterate_states = lambda ids: (prompts.extend(ids), iterate(ids))[1]  # type: ignore[assignment]
+    wanted = {one: made.read_passages(QUESTION, [one])[0] for one in PASSAGES}
+    assert len(prompts) == len(PASSAGES)
+    twice = [*reversed(PASSAGES), *PASSAGES]
+    assert made.read_passages(QUESTION, twice) == [wanted[one] for one in twice]
+    assert len(prompts) == len(PASSAGES)
+    for question in ("Who is Ishmael?", QUESTION):
+        readings = made.read_passages(question, PASSAGES)
+        for one, other in zip(readings, plain.read_passages(question, PASSAGES), strict=True):
+            assert one.log_odds == pytest.approx(other.log_odds, abs=1e-3)
+    assert len(prompts) == 3 * len(PASSAGES)
 
 
 def test_without_an_adapter_the_span_is_the_sentence_with_the_words(byte_level: Any) -> None:

@@ -1,6 +1,4 @@
-"""The command `esa ask`, which answers a question about documents.
-
-Errors that can be found without the model are reported before the model is loaded."""
+"""The command `esa ask`. Errors that can be found without the model come before it is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,9 +26,7 @@ from esa_cli.system.progress import Progress, combine_progress_callbacks
 from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_and_documents import DocumentOpener
     from esa_cli.qa.answering.reply import Reply
-    from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
 Arguments = Annotated[
@@ -81,10 +77,6 @@ class AskCommandOptions(options.DocumentSearchOptions):
     ] = False
     verbose: options.Verbose = False
 
-    def choose_passage_count(self) -> int:
-        """Returns how many passages `esa ask` shows or puts into its JSON object."""
-        return answer_output.choose_passage_count(self.top, self.quiet and not self.as_json)
-
 
 @options.make_typer_command
 def ask(
@@ -117,42 +109,36 @@ def ask(
             about = ", ".join([*talk.documents, *["the library"] * talk.library])
             reporter.show_note(f"esa: about {about}, after: {talk.turns[-1].question}")
         generation = asdict(generation_options)
-        run = AskCommandRun(question, talk, opts, generation, reporter)
-        stack.callback(run.log_answer)
-        run.open_model_and_documents(talk.documents, model, stack)
-        run.answer_question()
+        run = AskCommandRun(question, talk, opts, generation, reporter, model, stack)
+        try:
+            run.answer_question()
+        finally:
+            if run.last_reply is not None:
+                talk.append(question, run.last_reply, run.esa, reporter.show_note)
 
 
-@dataclass
 class AskCommandRun:
-    """One run of the command `esa ask`, with the question, the documents and the model."""
+    """One run of `esa ask`: it loads the model, opens the documents and answers the question."""
 
-    question: str
-    talk: LoggedConversation
-    opts: AskCommandOptions
-    generation: dict[str, Any]
-    reporter: Reporter
-    esa: Esa = field(init=False)
-    documents: DocumentOpener = field(init=False)
-    books: Sequence[Book] = field(init=False)
-    reads_later: bool = field(init=False)
-    """Whether the model reads new documents only after a first answer."""
-    started: list[float] = field(default_factory=lambda: [time.perf_counter()])
-    """The times at which loading, opening and answering began, and the time of the answer."""
-    last_reply: Reply | None = None
-
-    def open_model_and_documents(
-        self, document_names: Sequence[str], model: options.AnswerModelOptions, stack: ExitStack
-    ) -> None:
-        """Loads the model and opens the documents of the question. Raises EsaError."""
-        files, library = find_files(document_names), Library()  # raises before torch is imported
+    def __init__(
+        self, question: str, talk: LoggedConversation, opts: AskCommandOptions,
+        generation: dict[str, Any], reporter: Reporter, model: options.AnswerModelOptions,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
+        self.question, self.talk, self.opts = question, talk, opts
+        self.generation, self.reporter = generation, reporter
+        is_quiet = opts.quiet and not opts.as_json
+        self.shown = answer_output.choose_passage_count(opts.top, is_quiet)
+        self.started = [time.perf_counter()]
+        """When loading, opening and answering began, and the time of the answer."""
+        self.last_reply: Reply | None = None
+        files, library = find_files(talk.documents), Library()  # raises before torch is imported
         from esa_cli.apps.cli.model_and_documents import DocumentOpener, open_model
         from esa_cli.models import find_model_folder
         from esa_cli.models.tokenization.tokenizer import begin_loading_standalone_tokenizer
         from esa_cli.qa.opening import check_before_loading, choose_answer_source
         from esa_cli.qa.presets.resolved_preset import check_can_join_documents
 
-        opts, reporter = self.opts, self.reporter
         chosen = model.load_preset(later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
@@ -161,7 +147,7 @@ class AskCommandRun:
             begin_loading_standalone_tokenizer(folder)
         reader = model.choose_reader()
         limit = chosen.answer.documents if from_text else None
-        searched = "\n".join([*(turn.question for turn in self.talk.turns[-1:]), self.question])
+        searched = "\n".join([*(turn.question for turn in talk.turns[-1:]), question])
         self.documents = DocumentOpener(
             files, library, reporter, searched, limit=limit, in_library=opts.library, keep=opts.keep
         )
@@ -185,6 +171,7 @@ class AskCommandRun:
             ready.ingest_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
         # A script, and a user with --thorough, get one answer only, the better one.
         wants_one = opts.as_json or opts.thorough or not sys.stdout.isatty()
+        # Whether the model reads new documents only after a first answer.
         self.reads_later = opts.read == "after" and not wants_one and ready.index is not None
         self.esa = esa = stack.enter_context(
             open_model(ready, model, reporter, keep=opts.keep, library=library, reader=reader)
@@ -193,7 +180,7 @@ class AskCommandRun:
         open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in named]
         open_file = None if needs_kv_cache else open_book
-        self.books = self.documents.open_documents(books, esa.stored, open_file)
+        self.books: Sequence[Book] = self.documents.open_documents(books, esa.stored, open_file)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
@@ -244,9 +231,8 @@ class AskCommandRun:
     ) -> None:
         asked = "The opened documents" if self.documents.searched else "The documents"
         answer_output.print_answer_and_passages(
-            reply, self.opts.choose_passage_count(), self.reporter,
-            notes=notes, is_printed=is_printed, asked=asked,
-        )  # fmt: skip
+            reply, self.shown, self.reporter, notes=notes, is_printed=is_printed, asked=asked
+        )
 
     def _ask_question(self, streams_answer: bool) -> Reply:
         from esa_cli.qa.reading.reader import MAX_PASSAGES
@@ -266,7 +252,7 @@ class AskCommandRun:
             )
         reply = self.last_reply = self.talk.ask(
             self.esa, self.question, self.books,
-            evidence=max(opts.choose_passage_count(), least), on_text=printer,
+            evidence=max(self.shown, least), on_text=printer,
             thorough=opts.thorough, progress=progress, **self.generation,
         )  # fmt: skip
         reporter.clear_spinner()
@@ -280,10 +266,6 @@ class AskCommandRun:
                 notes.append("`esa collect` looks for every place.")
             self._print_answer(reply, notes, is_printed=streams)
         return reply
-
-    def log_answer(self) -> None:
-        if self.last_reply is not None:
-            self.talk.append(self.question, self.last_reply, self.esa, self.reporter.show_note)
 
     def _write_html_report(self, reply: Reply) -> None:
         if self.opts.report is not None:

@@ -2,7 +2,8 @@
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-The documents are files, folders and patterns, relative to the folder of the questions file."""
+The documents are files, folders and patterns, relative to the folder of the questions file; without
+any, those of the library."""
 
 from __future__ import annotations
 
@@ -30,11 +31,16 @@ from esa_cli.documents.sources import InputFiles, LeftOutFiles, find_files
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.qa.api import Esa
+from esa_cli.storage.library import Library
 from esa_cli.system.jsonl import AnswersFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import digest_text, has_lone_surrogate
 
+_NO_DOCUMENTS = (
+    'documents must be given as "documents" in the line, or on the command line, as the library '
+    "has none"
+)
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
 
@@ -47,7 +53,8 @@ def batch(
         Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
     ],
     documents: Annotated[
-        list[str] | None, argument("DOC...", "Documents for the questions that name none.")
+        list[str] | None,
+        argument("DOC...", "Documents for the questions that name none; by default the library's."),
     ] = None,
     limit: Annotated[
         int | None, option("--limit N", "Ask only the first N questions.", min=1)
@@ -161,6 +168,7 @@ def read_questions_file(
         wrong = f"{questions_file} cannot be read: {error.strerror}"
         raise DocumentError(wrong, "check the path") from error
     default, digest_file = find_files(default_documents), cache(_compute_file_digest)
+    list_library_digests = cache(_list_library_digests)
 
     @cache
     def find_files_of_documents(document_names: tuple[str, ...]) -> InputFiles:
@@ -170,11 +178,13 @@ def read_questions_file(
     for line, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
-        row, fault = _parse_batch_question(raw, bool(default.sources))
+        row, fault = _parse_batch_question(raw)
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
         files = InputFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
         if not fault:
+            asked = [text, row.get("documents") or default_documents, row.get("id")]
+            asked.append(answer_settings)
             if row.get("documents") is not None:
                 names = tuple(row["documents"])
                 try:
@@ -182,9 +192,11 @@ def read_questions_file(
                 except DocumentError as error:
                     files = InputFiles()
                     fault = f"{error.message}; paths are relative to the folder of this file"
-            asked = [text, names, row.get("id"), answer_settings]
-        # The key of `AnswersFile` has the files' digests: changed files need new answers.
-        parts = [asked, [digest_file(name) for name in files.paths]]
+            elif not default.sources and not list_library_digests():
+                fault = _NO_DOCUMENTS
+        # The key of `AnswersFile` has the texts' digests: changed documents need new answers.
+        digests = [] if fault or files.sources else list_library_digests()
+        parts = [asked, [*map(digest_file, files.paths), *digests]]
         digests = [digest_text(json.dumps(part, sort_keys=True, default=str)) for part in parts]
         key = ".".join(digest[:16] for digest in digests)
         questions.append(BatchQuestion(line, id, text, names, files, key, fault))
@@ -194,7 +206,7 @@ def read_questions_file(
     return questions
 
 
-def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
+def _parse_batch_question(line: bytes) -> tuple[dict[str, Any], str]:
     """Returns the JSON object of a line; or of an invalid line its "id", if any, and its fault."""
     try:
         row = load_json(line.decode("utf-8"))
@@ -206,14 +218,13 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
     if isinstance(names, str):
         row["documents"] = names = [names]
 
-    # With a misspelt key the question would be asked about the command's documents.
+    # With a misspelt key the question would be asked about other documents.
     misspelt = [name for name in row if name.lower() in ("doc", "docs", "document", "file")]
     if not isinstance(text, str) or not text.strip():
         fault = '"question" must be a text that is not empty'
         fault += f", got the keys {', '.join(row) or 'none'}" * ("question" not in row)
-    elif names is None and (misspelt or not has_default_documents):
-        fault = 'documents must be given as "documents" in the line, or on the command line'
-        fault += f', got "{misspelt[0]}"' if misspelt else ""
+    elif names is None and misspelt:
+        fault = f'documents must be given as "documents" in the line, got "{misspelt[0]}"'
     elif names is not None and not (
         isinstance(names, list)
         and names
@@ -225,6 +236,13 @@ def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dic
     else:
         return row, ""
     return {"id": row["id"]} if "id" in row else {}, fault
+
+
+def _list_library_digests() -> list[str]:
+    """Returns the digests of the texts in the library, in order. Raises LibraryError."""
+    from esa_cli.qa.ingestion.library_texts import load_library_texts
+
+    return sorted(text.digest for text in load_library_texts(Library()).texts)
 
 
 def _compute_file_digest(path: str) -> str:
@@ -299,7 +317,7 @@ def answer_batch_questions(
                     raise DocumentError(f"line {question.line}: {question.fault}")
                 if refusal is not None:
                     raise refusal
-                reply = esa.ask(question.question, books, **ask_arguments)
+                reply = esa.ask(question.question, books or (), **ask_arguments)
                 row |= reply.to_json() | {name: value for name, value in lists.items() if value}
             except EsaError as error:
                 row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}

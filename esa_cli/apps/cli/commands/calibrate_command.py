@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
@@ -24,41 +23,35 @@ from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.fitted_projections import RecallStudy
-    from esa_cli.evaluation.calibration.retrieval_heads import HeadSearchResult
     from esa_cli.qa.presets.preset import Preset
 
 SHOWN_HEADS = 16
 
 
-@dataclass(frozen=True)
-class CalibrationOptions:
-    target: Annotated[
-        str,
-        option("--for METHOD", "Method from `esa methods`, or preset, whose queries are fitted."),
-    ] = "esa"
-    tokens: Annotated[int, option("--tokens N", "Maximum tokens to read.", min=1)] = 50_000
-    method: Annotated[
-        Literal["all", "closed-form", "pca", "learned"],
-        option("--method METHOD", "Compressor to fit: all, closed-form, pca or learned."),
-    ] = "all"
-    rank: Annotated[
-        int | None, option("--rank N", "Numbers per token and layer after compression.", min=1)
-    ] = None
-    k: Annotated[
-        list[int] | None,
-        option("--k N", "Measure recall at this k, at most half of the keys. Repeatable.", min=1),
-    ] = None
-    out: Annotated[
-        Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
-    ] = Path("compressor.safetensors")
-
-
 @options.make_typer_command
 def calibrate(
     texts: Annotated[list[str], argument("FILE...", "Texts to read, or - for standard input.")],
+    *,
     model_options: options.MethodModelOptions,
-    opts: CalibrationOptions,
+    target: Annotated[
+        str,
+        option("--for METHOD", "Method from `esa methods`, or preset, whose queries are fitted."),
+    ] = "esa",
+    tokens: Annotated[int, option("--tokens N", "Maximum tokens to read.", min=1)] = 50_000,
+    method: Annotated[
+        Literal["all", "closed-form", "pca", "learned"],
+        option("--method METHOD", "Compressor to fit: all, closed-form, pca or learned."),
+    ] = "all",
+    rank: Annotated[
+        int | None, option("--rank N", "Numbers per token and layer after compression.", min=1)
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        option("--k N", "Measure recall at this k, at most half of the keys. Repeatable.", min=1),
+    ] = None,
+    out: Annotated[
+        Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
+    ] = Path("compressor.safetensors"),
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -66,55 +59,55 @@ def calibrate(
 
     esa calibrate book.txt --out book.safetensors"""
     from esa_cli.evaluation.calibration import fitted_projections
-
-    model = replace(model_options, cache="device")
-    options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
-    files.check_output_file("--out", opts.out, [*texts, *find_files(texts).paths])
-    if opts.out.exists():
-        fitted_projections.refuse_to_overwrite_foreign_file(opts.out)
-    with Reporter(quiet) as reporter:
-        study, chosen, training = _fit_compressors_and_measure_recall(texts, model, opts, reporter)
-    if as_json:
-        facts = {"model": chosen.model, "preset": chosen.name, "for": opts.target}
-        written = {"file": str(opts.out), "method": study.find_best_method()}
-        print_json({**facts, **study.make_json_data(), "training": training, "written": written})
-        return
-    _print_recall_table(study)
-    use = _format_options_to_use_compressor(model.load_preset(), chosen, opts.out)
-    best = f"{study.find_best_method()} is in {opts.out}"
-    reporter.show_note(f"{best}; use it with\n  {use}", dim=False)
-
-
-def _fit_compressors_and_measure_recall(
-    texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
-) -> tuple[RecallStudy, Preset, dict[str, Any]]:
-    from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    given = model.load_preset_for_comparison()
-    text = join_texts(read_documents(texts, reporter).documents)
-    place = model.choose_device_and_dtype()
-    ready = check_before_loading(given, place, reporter, runs_methods=True)
-    chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
-    loaded = ready.model.load_transformers_model(reporter)
-    methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
-    training = fitted_projections.AdamSettings()
-    progress = partial(reporter.show_stage, "fitting")
-    with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
-        job = fitted_projections.open_projection_fitter(
-            loaded, chosen, text, opts.tokens, Path(folder)
-        )
-        total, resolved = len(job.ids), ResolvedPreset(job.preset, job.method)
-        planner = ready.model.make_ingest_planner(resolved)
-        planner.check_memory_suffices(total)
-        with quiet_transformers():
-            seconds = planner.plan_ingest(total).estimated_seconds
-            job.store_queries_and_keys(reporter.start_ingest_progress(total, seconds))
-        reporter.clear_spinner()
-        study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
-    job.save_best_projections(opts.out, study, training)
-    return study, chosen, asdict(training)
+    model = replace(model_options, cache="device")
+    options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
+    files.check_output_file("--out", out, [*texts, *find_files(texts).paths])
+    if out.exists():
+        fitted_projections.refuse_to_overwrite_foreign_file(out)
+    with Reporter(quiet) as reporter:
+        given = model.load_preset_for_comparison()
+        text = join_texts(read_documents(texts, reporter).documents)
+        place = model.choose_device_and_dtype()
+        ready = check_before_loading(given, place, reporter, runs_methods=True)
+        chosen = fitted_projections.apply_reduced_key_method(target, given)
+        loaded = ready.model.load_transformers_model(reporter)
+        methods = fitted_projections.METHODS if method == "all" else (method,)
+        training = fitted_projections.AdamSettings()
+        progress = partial(reporter.show_stage, "fitting")
+        with TemporaryDirectory(prefix=".esa-calibrate-", dir=out.resolve().parent) as folder:
+            job = fitted_projections.open_projection_fitter(
+                loaded, chosen, text, tokens, Path(folder)
+            )
+            total, resolved = len(job.ids), ResolvedPreset(job.preset, job.method)
+            planner = ready.model.make_ingest_planner(resolved)
+            planner.check_memory_suffices(total)
+            with quiet_transformers():
+                seconds = planner.plan_ingest(total).estimated_seconds
+                job.store_queries_and_keys(reporter.start_ingest_progress(total, seconds))
+            reporter.clear_spinner()
+            study = job.measure_recall(rank, methods, training, k or [1024], progress)
+        job.save_best_projections(out, study, training)
+    best = study.find_best_method()
+    if as_json:
+        facts = {"model": chosen.model, "preset": chosen.name, "for": target}
+        written = {"file": str(out), "method": best}
+        fitted = {**study.make_json_data(), "training": asdict(training), "written": written}
+        print_json({**facts, **fitted})
+        return
+    results, top = study.results.values(), len(study.ks) - 1
+    rows = [
+        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results)]
+        for layer, rank in enumerate(study.ranks)
+    ]
+    for at, k_keys in reversed([*enumerate(study.ks)]):
+        means = (f"{one.average_recall(at):.3f}" for one in results)
+        rows.append(["mean" if at == top else f"mean @{k_keys}", "", *means])
+    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in study.results)), rows)
+    use = _format_options_to_use_compressor(model.load_preset(), chosen, out)
+    reporter.show_note(f"{best} is in {out}; use it with\n  {use}", dim=False)
 
 
 def _format_options_to_use_compressor(
@@ -131,19 +124,6 @@ def _format_options_to_use_compressor(
     words += ["--set", "answer.from=rows"] * (not current_preset.answer.needs_kv_cache)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={compressor_file}"]
     return shlex.join(words)
-
-
-def _print_recall_table(study: RecallStudy) -> None:
-    """Prints a table of each layer's recall at the largest k, and the mean recall at each k."""
-    results = study.results
-    rows = [
-        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
-        for layer, rank in enumerate(study.ranks)
-    ]
-    for at, k in reversed([*enumerate(study.ks)]):
-        means = (f"{one.average_recall(at):.3f}" for one in results.values())
-        rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
-    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
 
 @options.make_typer_command
@@ -168,14 +148,55 @@ def heads(
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
         preset = model.load_preset_for_comparison()
-        search, result = _find_retrieval_heads(length, questions, haystack, model, preset, reporter)
+        reporter.show_stage("import", 0, None)
+        from esa_cli.evaluation.calibration import retrieval_heads
+        from esa_cli.evaluation.selftest.run_plan import parse_token_count
+        from esa_cli.qa.opening import fetch_and_check_model
+
+        retrieval_heads.build_voting_method(preset)
+        tokens, place = parse_token_count(length), model.choose_device_and_dtype()
+        hay = Haystack.from_files(str(haystack)) if haystack else Haystack.from_chronicle(0)
+        known = fetch_and_check_model(preset, place, reporter)
+        known.check_methods_can_run({"preset": preset}, tokens)
+        request = TaskRequest(tokens, known.count_tokens, hay, questions, 0)
+        sample = next(TASKS["needle"].samples(request))
+        retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
+        with quiet_transformers():
+            loaded = known.load_transformers_model(reporter)
+            reporter.clear_spinner()
+            started = time.perf_counter()
+            reading = reporter.start_progress(f"reading {hay.name} with {questions} needles")
+            asking = partial(reporter.show_stage, "asking for needles")
+            search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
+        seconds = round(time.perf_counter() - started, 1)
+    shown, misses = search.heads[:SHOWN_HEADS], search.misses_most_needles
+    layers = 1 + max(head.layer for head in search.heads)
+    use = ["--set", f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"]
+    use += ["--set", "answer.from=rows"] * (not model.load_preset().answer.needs_kv_cache)
     if as_json:
-        print_json(result)
+        facts = {
+            **files.describe_command_run(),
+            "model": preset.model,
+            "preset": preset.name,
+            "score": {**preset.score, "heads": []},
+            "layers": layers,
+            "heads_per_layer": len(search.heads) // layers,
+            **asdict(search),
+            "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
+            "weak": misses,
+            "use": None if misses else shlex.join(use),
+            "length": tokens,
+            "needles": questions,
+            "haystack": hay.name,
+            "dtype": place.dtype_name,
+            "seconds": seconds,
+        }
+        print_json(facts)
         return
     rows = []
-    for head in search.heads[:SHOWN_HEADS]:
+    for head in shown:
         counts = map(str, (head.layer, head.head, head.found, head.held_out))
-        is_chosen = (head.layer, head.head) in search.chosen and not search.misses_most_needles
+        is_chosen = (head.layer, head.head) in search.chosen and not misses
         rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
@@ -183,55 +204,7 @@ def heads(
         f"\nof {search.held_out} held-out needles: {search.hits} first by these "
         f"{len(search.chosen)} heads, {search.all_hits} by all {len(search.heads)} heads"
     )
-    if search.misses_most_needles:
-        print(f"a few heads of {result['model']} do not find what is asked for: let all heads vote")
+    if misses:
+        print(f"a few heads of {preset.model} do not find what is asked for: let all heads vote")
     else:
-        print(f"use them with {result['use']}")
-
-
-def _find_retrieval_heads(
-    length_option: str, questions: int, haystack: Path | None, model: options.ModelOptions,
-    preset: Preset, reporter: Reporter,
-) -> tuple[HeadSearchResult, dict[str, Any]]:  # fmt: skip
-    """Finds the retrieval heads of a model, and also returns the result as a JSON object."""
-    reporter.show_stage("import", 0, None)
-    from esa_cli.evaluation.calibration import retrieval_heads
-    from esa_cli.evaluation.selftest.run_plan import parse_token_count
-    from esa_cli.qa.opening import fetch_and_check_model
-
-    retrieval_heads.build_voting_method(preset)
-    length, place = parse_token_count(length_option), model.choose_device_and_dtype()
-    hay = Haystack.from_files(str(haystack)) if haystack else Haystack.from_chronicle(0)
-    known = fetch_and_check_model(preset, place, reporter)
-    known.check_methods_can_run({"preset": preset}, length)
-    request = TaskRequest(length, known.count_tokens, hay, questions, 0)
-    sample = next(TASKS["needle"].samples(request))
-    retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
-    with quiet_transformers():
-        loaded = known.load_transformers_model(reporter)
-        reporter.clear_spinner()
-        started = time.perf_counter()
-        reading = reporter.start_progress(f"reading {hay.name} with {questions} needles")
-        asking = partial(reporter.show_stage, "asking for needles")
-        search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
-    shown = search.heads[:SHOWN_HEADS]
-    layers = 1 + max(head.layer for head in search.heads)
-    use = ["--set", f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"]
-    use += ["--set", "answer.from=rows"] * (not model.load_preset().answer.needs_kv_cache)
-    return search, {
-        **files.describe_command_run(),
-        "model": preset.model,
-        "preset": preset.name,
-        "score": {**preset.score, "heads": []},
-        "layers": layers,
-        "heads_per_layer": len(search.heads) // layers,
-        **asdict(search),
-        "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
-        "weak": search.misses_most_needles,
-        "use": None if search.misses_most_needles else shlex.join(use),
-        "length": length,
-        "needles": questions,
-        "haystack": hay.name,
-        "dtype": place.dtype_name,
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+        print(f"use them with {shlex.join(use)}")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import Top
-from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_lines
+from esa_cli.apps.cli.inputs import SAVE_INPUT, Line, read_documents, read_lines_of_standard_input
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import argument
 from esa_cli.apps.cli.output import answer_output, terminal
@@ -91,7 +91,7 @@ def chat(
                 reporter.show_note(f"{about}; /help lists the commands, Ctrl-D ends{more}")
                 run_chat_on_terminal(talk)
                 return
-            for line in read_lines(sys.stdin):
+            for line in read_lines_of_standard_input():
                 if not talk.answer_question_or_run_command(line):
                     break
     if talk.failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.options import options
@@ -50,23 +51,22 @@ def demo(
             _print_in_style(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             *answered, unanswered = chronicle_task.get_demo_questions()
             questions = [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
-            right = sum(_ask_and_check_answer(esa, book, one, reporter) for one in questions)
+            right = sum(_ask_and_check_answer(esa, book, *one, reporter) for one in questions)
     seconds = time.perf_counter() - started
     _print_in_style(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_in_style('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
 def _ask_and_check_answer(
-    esa: Esa, book: Book, question: chronicle_task.DemoQuestion, reporter: Reporter
+    esa: Esa, book: Book, question: str, answers: Sequence[str], reporter: Reporter
 ) -> bool:
-    _print_in_style(question.question, "bold")
+    _print_in_style(question, "bold")
     reporter.show_spinner("answering")
-    reply = esa.ask(question.question, [book], evidence=1)
+    reply = esa.ask(question, [book], evidence=1)
     reporter.clear_spinner()
     _print_in_style(f"  {reply.text_with_certainty}")
     if reply.doubtful:
         _print_in_style(f"  {NOT_FOUND}")
-    answers = question.answers
     right = chronicle_task.contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"

@@ -27,9 +27,8 @@ from esa_cli.storage.library import Library
 from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, read_json_lines, refuse_other_first_field
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.collecting import CollectedPlace, ReadingCoverage
+    from esa_cli.qa.collecting import CollectedPlace, Collection, ReadingCoverage
     from esa_cli.qa.finding.passage import Passage
     from esa_cli.qa.finding.passage_finder import Book
 
@@ -66,14 +65,12 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def append_progress(
-        self, passages_read: int, coverage: ReadingCoverage, is_last: bool = False
-    ) -> None:
+    def append_progress(self, collection: Collection, is_last: bool = False) -> None:
         """Appends a row with the number of passages read, every 64 passages and at the end."""
-        step = 1 if is_last or passages_read == coverage.chosen else EVERY
-        if passages_read >= self._read + step:
-            self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
-            self._read = passages_read
+        done, coverage = collection.done_passage_count, collection.coverage
+        if done >= self._read + (1 if is_last or done == coverage.chosen else EVERY):
+            self.append({"read": done, "chosen": coverage.chosen, "of": coverage.passages})
+            self._read = done
 
 
 FIELDS = (
@@ -151,6 +148,8 @@ def find(
     names, question = split_off_question(arguments, "find", documents_optional=opts.library)
     inputs = find_files(names)  # raises before torch is imported
     from esa_cli.apps.cli.model_and_documents import DocumentOpener, LazyPassageFinder, open_model
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
+    from esa_cli.qa.finding.word_search import find_passages_with_words
     from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, make_preset_for_finding
 
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
@@ -172,7 +171,21 @@ def find(
         named = [finder.open_document(document) for document in documents.gathered.documents]
         books = documents.open_documents(named, finder.open_stored_document, finder.open_document)
         reporter.show_spinner("searching")
-        passages = _find_passages(finder, question, books, opts, reporter)
+        placed = add_token_ranges(books)
+        passages: Sequence[Passage]
+        if opts.is_word_search:
+            passages, found, asked = find_passages_with_words(question, placed)
+            if 0 < found < asked:
+                part = f"{found} of the {asked} words"
+                reporter.show_note(
+                    f"esa: no passage has all of the words; these passages have {part}"
+                )
+        else:
+            count = None if opts.shows_all or opts.files else opts.top or 8
+            passages = finder.find_passages(question, books, count, opts.minimum)
+        if opts.shows_all:
+            order = {book.document.name: number for number, book in enumerate(placed)}
+            passages = sorted(passages, key=lambda one: (order[one.document], one.start))
         reporter.clear_spinner()
         files = summarise_passages_by_file(passages)[: opts.top] if opts.files else []
         if opts.as_json:
@@ -200,29 +213,6 @@ def find(
     if not passages:
         reporter.warn("esa: no passage fits the question")
         raise typer.Exit(NOT_FOUND)
-
-
-def _find_passages(
-    finder: LazyPassageFinder, question: str, books: list[Book], opts: FindCommandOptions,
-    reporter: terminal.Reporter,
-) -> Sequence[Passage]:  # fmt: skip
-    """Returns the passages that fit a question, best first, or with --all in document order."""
-    from esa_cli.qa.finding.passage_finder import add_token_ranges
-    from esa_cli.qa.finding.word_search import find_passages_with_words
-
-    placed = add_token_ranges(books)
-    if opts.is_word_search:
-        passages, found, asked = find_passages_with_words(question, placed)
-        if 0 < found < asked:
-            part = f"{found} of the {asked} words"
-            reporter.show_note(f"esa: no passage has all of the words; these passages have {part}")
-    else:
-        count = None if opts.shows_all or opts.files else opts.top or 8
-        passages = finder.find_passages(question, books, count, opts.minimum)
-    if opts.shows_all:
-        order = {book.document.name: number for number, book in enumerate(placed)}
-        passages = sorted(passages, key=lambda one: (order[one.document], one.start))
-    return passages
 
 
 def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
@@ -421,7 +411,7 @@ def _collect_and_print_places(
     progress = reporter.start_progress("reading again", "passages")
 
     def show_progress(read_passages: int, all_passages: int) -> None:
-        file.append_progress(collection.done_passage_count, collection.coverage)
+        file.append_progress(collection)
         progress(read_passages, all_passages)
 
     reporter.show_spinner("finding passages")
@@ -439,7 +429,7 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            file.append_progress(collection.done_passage_count, collection.coverage, is_last=True)
+            file.append_progress(collection, is_last=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -120,11 +119,23 @@ def ingest(
             )
 
         if follows:
-            loader = None if words else load_model
-            updater = FolderUpdater(Library(), loader, reporter, prune, yes)
-            _update_library_from_folders(documents, updater, watch, as_json)
-        else:
-            _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
+            _update_library_from_folders(
+                documents, None if words else load_model, reporter,
+                prune=prune, prune_if_empty=yes, watch=watch, as_json=as_json,
+            )  # fmt: skip
+            return
+        ingested: list[IngestRow] = []
+        gathered = read_documents(documents, reporter, WorkShard.parse(shard))
+        try:
+            for row in ingest_all_documents(gathered.documents) if gathered.documents else ():
+                ingested.append(row)
+            for path in library_texts.record_removed_files_of_folders(Library(), documents):
+                reporter.show_note(f"esa: {path} is removed, and no longer answers", dim=False)
+        finally:
+            reporter.clear_spinner()
+            if sys.exc_info()[0] is None or ingested:  # after an error, too
+                left_out = [file.to_dict() for file in gathered.left_out]
+                _print_ingested_documents(ingested, left_out, as_json)
 
 
 def check_ingest_engine_installed(engine: str) -> None:
@@ -133,143 +144,120 @@ def check_ingest_engine_installed(engine: str) -> None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
-def _ingest_and_print_documents(
-    document_names: Sequence[str],
-    shard: str | None,
-    ingest_documents: Callable[[Sequence[Document]], Iterator[IngestRow]],
-    reporter: terminal.Reporter,
-    as_json: bool,
+def _print_ingested_documents(
+    rows: Sequence[IngestRow], left_out: Sequence[dict[str, Any]], as_json: bool
 ) -> None:
-    """Lists the ingested documents even after an error."""
-    rows: list[IngestRow] = []
-    gathered = read_documents(document_names, reporter, WorkShard.parse(shard))
-    try:
-        for row in ingest_documents(gathered.documents) if gathered.documents else ():
-            rows.append(row)
-        for path in library_texts.record_removed_files_of_folders(Library(), document_names):
-            reporter.show_note(f"esa: {path} is removed, and no longer answers", dim=False)
-    finally:
-        reporter.clear_spinner()
-        if sys.exc_info()[0] is None or rows:
-            if as_json:
-                left_out = [file.to_dict() for file in gathered.left_out]
-                terminal.print_json({"documents": rows, "left_out": left_out})
-            else:
-                table = [
-                    (
-                        row["id"] or "not stored",
-                        f"{row['tokens']:,}",
-                        "" if row["bytes"] is None else format_size(row["bytes"]),
-                        format_duration(row["read_s"]) if row["read_s"] else "before",
-                        row["name"],
-                    )
-                    for row in rows
-                ]
-                terminal.print_table(("id", "tokens", "size", "read in", "document"), table)
+    if as_json:
+        terminal.print_json({"documents": rows, "left_out": left_out})
+        return
+    table = [
+        (
+            row["id"] or "not stored",
+            f"{row['tokens']:,}",
+            "" if row["bytes"] is None else format_size(row["bytes"]),
+            format_duration(row["read_s"]) if row["read_s"] else "before",
+            row["name"],
+        )
+        for row in rows
+    ]
+    terminal.print_table(("id", "tokens", "size", "read in", "document"), table)
 
 
 def _update_library_from_folders(
-    folders: Sequence[str], updater: FolderUpdater, watch: bool, as_json: bool
-) -> None:
-    """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C."""
-    checked = [library_texts.check_indexable_folder(name, updater.library) for name in folders]
-    failed = dict[str, bool]()
-
-    def update_library_and_print_changes(folder: str, is_first: bool) -> None:
-        result = updater.update_library(folder, is_first)
-        failed[folder] = bool(result["failed"])
-        if not is_first and not any(result[key] for key in CHANGES):
-            return
-        if as_json:
-            print(terminal.format_json(result), flush=True)
-            return
-        for path in result["removed"]:
-            print(terminal.make_printable_line(f"removed {path}"))
-        parts = [
-            f"{len(result[key]):,} {what}"
-            for key, what in CHANGES.items()
-            if result[key] or key in ("added", "changed", "removed")
-        ]
-        seconds = format_duration(result["seconds"])
-        files = terminal.pluralize(result["files"], "file")
-        print(f"{files}: {', '.join(parts)}; {seconds}", flush=True)
-
-    for folder in checked:
-        update_library_and_print_changes(folder, is_first=True)
-    if watch:
-        updater.reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
-        while True:
+    folders: Sequence[str], load_model: Callable[[], Esa] | None, reporter: terminal.Reporter, *,
+    prune: bool, prune_if_empty: bool, watch: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C. Without
+    `load_model` only their words are indexed."""
+    library, is_first, failed = Library(), True, dict[str, bool]()
+    checked = [library_texts.check_indexable_folder(name, library) for name in folders]
+    reported = defaultdict[str, set[FileRecord]](set)
+    while is_first or watch:
+        for folder in checked:
+            result = _update_library_from_folder(
+                folder, library, load_model, reporter, reported[folder],
+                prune=prune, prune_if_empty=prune_if_empty and is_first, is_first=is_first,
+            )  # fmt: skip
+            failed[folder] = bool(result["failed"])
+            if is_first or any(result[key] for key in CHANGES):
+                _print_changes(result, as_json)
+        if watch and is_first:
+            reporter.show_note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
+        if watch:
             time.sleep(POLL_S)
-            for folder in checked:
-                update_library_and_print_changes(folder, is_first=False)
+        is_first = False
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
 
-@dataclass
-class FolderUpdater:
-    """Updates the library with the files in folders."""
+def _print_changes(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(terminal.format_json(result), flush=True)
+        return
+    for path in result["removed"]:
+        print(terminal.make_printable_line(f"removed {path}"))
+    parts = [
+        f"{len(result[key]):,} {what}"
+        for key, what in CHANGES.items()
+        if result[key] or key in ("added", "changed", "removed")
+    ]
+    files = terminal.pluralize(result["files"], "file")
+    print(f"{files}: {', '.join(parts)}; {format_duration(result['seconds'])}", flush=True)
 
-    library: Library
-    load_model: Callable[[], Esa] | None  # for the model that ingests; None: only index words
-    reporter: terminal.Reporter
-    prune: bool
-    prune_if_empty: bool  # whether to prune at first even if no document is left in a folder
-    # The removed or unreadable files that were reported for each folder.
-    reported: defaultdict[str, set[FileRecord]] = field(default_factory=lambda: defaultdict(set))
 
-    def update_library(self, folder: str, is_first: bool) -> dict[str, Any]:
-        """Updates the library with the files in a folder, and returns what changed as a JSON
-        object. Raises DocumentError, LibraryError, ResourceError."""
-        library, load_model, reporter = self.library, self.load_model, self.reporter
-        reported_files, started = self.reported[folder], time.perf_counter()
-        outdated = list[LibraryEntry]()
-        progress = reporter.start_progress(f"files of {folder}", "files") if is_first else None
+def _update_library_from_folder(
+    folder: str, library: Library, load_model: Callable[[], Esa] | None,
+    reporter: terminal.Reporter, reported: set[FileRecord], *, prune: bool, prune_if_empty: bool,
+    is_first: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Updates the library with a folder's files, and returns what changed as JSON. Removed or
+    unreadable files in `reported` are known. Raises DocumentError, LibraryError, ResourceError."""
+    started, outdated = time.perf_counter(), list[LibraryEntry]()
+    progress = reporter.start_progress(f"files of {folder}", "files") if is_first else None
+    with library.open_catalogue() as catalogue:
+        state = library_texts.sync_folder(
+            catalogue, folder, prune=prune, prune_if_empty=prune_if_empty, progress=progress
+        )
+    reporter.clear_spinner()
+    changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
+    known = library.list_text_digests() if load_model else set()
+    for record in changes.readable_records if load_model else ():
+        if record.digest in known:
+            continue
+        known.add(record.digest)
+        try:
+            if load_model and (entry := load_model().ingest(record.path).entry):
+                read.append(entry.id)
+        except DiskError:
+            raise
+        except (DocumentError, ResourceError) as error:
+            failed.append(record._replace(why=error.message, hint=error.hint))
+    for record in failed:
+        if record not in reported:
+            reporter.warn_document_left_out(record.why, record.hint)
+    for left_out in state.left_out if is_first else ():
+        reporter.warn(f"esa: {left_out.message}")
+    new = [one for one in state.removed if prune or not one.why]
+    removed = [record.path for record in new if record not in reported]
+    reported.clear()
+    reported.update(failed, state.removed)
+    if prune:
         with library.open_catalogue() as catalogue:
-            state = library_texts.sync_folder(
-                catalogue, folder, prune=self.prune,
-                prune_if_empty=self.prune_if_empty and is_first, progress=progress,
-            )  # fmt: skip
-        reporter.clear_spinner()
-        changes, read, failed = state.changes, list[str](), list(state.changes.refused_records)
-        known = library.list_text_digests() if load_model else set()
-        for record in changes.readable_records if load_model else ():
-            if record.digest in known:
-                continue
-            known.add(record.digest)
-            try:
-                if load_model and (entry := load_model().ingest(record.path).entry):
-                    read.append(entry.id)
-            except DiskError:
-                raise
-            except (DocumentError, ResourceError) as error:
-                failed.append(record._replace(why=error.message, hint=error.hint))
-        for record in failed:
-            if record not in reported_files:
-                reporter.warn_document_left_out(record.why, record.hint)
-        for left_out in state.left_out if is_first else ():
-            reporter.warn(f"esa: {left_out.message}")
-        new = [one for one in state.removed if self.prune or not one.why]
-        removed = [record.path for record in new if record not in reported_files]
-        reported_files.clear()
-        reported_files.update(failed, state.removed)
-        if self.prune:
-            with library.open_catalogue() as catalogue:
-                entries = [entry for part in catalogue.list_present_and_former() for entry in part]
-                outdated = library_texts.find_outdated_entries(catalogue, state, entries)
-            for entry in outdated:
-                library.remove(entry)
-            with library.open_catalogue() as catalogue:
-                library_texts.delete_removed_file_records(catalogue, folder, state)
-        return {
-            "folder": folder,
-            "files": len(changes.records),
-            "added": [record.path for record in changes.added],
-            "changed": [record.path for record in changes.changed],
-            "removed": removed,
-            "failed": [{"source": record.path, "why": record.why} for record in failed],
-            "left_out": [file.to_dict() for file in state.left_out],
-            "read": read,
-            "pruned": [entry.id for entry in outdated],
-            "seconds": round(time.perf_counter() - started, 3),
-        }
+            entries = [entry for part in catalogue.list_present_and_former() for entry in part]
+            outdated = library_texts.find_outdated_entries(catalogue, state, entries)
+        for entry in outdated:
+            library.remove(entry)
+        with library.open_catalogue() as catalogue:
+            library_texts.delete_removed_file_records(catalogue, folder, state)
+    return {
+        "folder": folder,
+        "files": len(changes.records),
+        "added": [record.path for record in changes.added],
+        "changed": [record.path for record in changes.changed],
+        "removed": removed,
+        "failed": [{"source": record.path, "why": record.why} for record in failed],
+        "left_out": [file.to_dict() for file in state.left_out],
+        "read": read,
+        "pruned": [entry.id for entry in outdated],
+        "seconds": round(time.perf_counter() - started, 3),
+    }

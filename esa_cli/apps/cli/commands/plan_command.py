@@ -9,7 +9,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
@@ -20,8 +20,6 @@ from esa_cli.storage.library import Library
 from esa_cli.system.local_servers import SERVERS, find_running_servers
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.version import __version__
-
-T = TypeVar("T")
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "flash-attn-4", "torchao",
@@ -173,7 +171,7 @@ def inspect_machine() -> dict[str, Any]:
 
     hints: list[str] = []
 
-    def call_or_add_error_to_hints(function: Callable[[], T], fallback: T) -> T:
+    def call_or_add_error_to_hints(function: Callable[[], Any], fallback: Any) -> Any:
         """Calls a function; adds the message of an error to the hints, and returns `fallback`."""
         try:
             return function()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,30 +23,9 @@ from esa_cli.system.registry import find_by_name
 from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.bench.bench_run import BenchRecordSelection
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.qa.presets.preset import Preset
-
-COMMON_SETTINGS = ("samples", "seed", "reading")
-"""Settings that must be the same for all rows of a file of results."""
-
-
-@dataclass(frozen=True)
-class SelftestCommandOptions:
-    lengths: Annotated[
-        str, option("--len TOKENS,...", "Tokens of the document, for example 8k,16k,32k.")
-    ] = "16k"
-    samples: Annotated[int, option("--samples N", "Questions for each test and length.", min=1)] = 8
-    seed: Annotated[int, option("--seed N", "Seed of the facts and the text.", min=0)] = 0
-    haystack: options.Haystack = None
-    reading: Annotated[
-        Literal["shared", "own"],
-        option("--reading shared|own", "Prefill once for all methods, or once for each method."),
-    ] = "shared"
-    dense: Annotated[
-        bool, option("--dense/--no-dense", "Also measure full attention inside the model's window.")
-    ] = True
 
 
 @options.make_typer_command
@@ -59,8 +36,22 @@ def selftest(
             "TEST", "needle, needles, stars, passkey, number, kv, niah or own; several with commas."
         ),
     ],
+    lengths: Annotated[
+        str, option("--len TOKENS,...", "Tokens of the document, for example 8k,16k,32k.")
+    ] = "16k",
+    samples: Annotated[
+        int, option("--samples N", "Questions for each test and length.", min=1)
+    ] = 8,
+    seed: Annotated[int, option("--seed N", "Seed of the facts and the text.", min=0)] = 0,
+    haystack: options.Haystack = None,
+    reading: Annotated[
+        Literal["shared", "own"],
+        option("--reading shared|own", "Prefill once for all methods, or once for each method."),
+    ] = "shared",
+    dense: Annotated[
+        bool, option("--dense/--no-dense", "Also measure full attention inside the model's window.")
+    ] = True,
     *,
-    opts: SelftestCommandOptions,
     common: options.MethodComparisonOptions,
     model: options.MethodModelOptions,
 ) -> None:
@@ -68,17 +59,82 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
+    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row, make_score_tables
+    from esa_cli.qa.opening import fetch_and_check_model
+    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
-    chosen = model.load_preset_for_comparison()
+    preset = model.load_preset_for_comparison()
     settings = run_plan.SelftestSettings(
         tests=options.split_at_commas(test),
-        methods=common.choose_compared_methods(chosen),
-        lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, opts.lengths.split(",")))),
-        **{name: getattr(opts, name) for name in (*COMMON_SETTINGS, "dense")},
-    )
+        methods=common.choose_compared_methods(preset),
+        lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, lengths.split(",")))),
+        samples=samples, seed=seed, reading=reading, dense=dense,
+    )  # fmt: skip
     with terminal.Reporter(common.quiet) as reporter:
-        haystack = _check_settings_and_read_haystack(settings, chosen, opts.haystack, common.out)
-        _run_selftests(settings, chosen, model, haystack, common, reporter)
+        text = _check_settings_and_read_haystack(settings, preset, haystack, common.out)
+        shard = common.check_files_and_parse_shard(common.out)
+        reporter.show_stage("import", 0, None)
+        place = model.choose_device_and_dtype()
+        header = {
+            **files.describe_command_run(),
+            "model": preset.model,
+            "preset": preset.name,
+            "context": preset.context,
+            "dense_length": run_plan.get_max_full_attention_tokens(preset),
+            "settings": {
+                # Files of earlier versions have these two, and are continued.
+                "depths": None,
+                "exact": False,
+                "samples": samples,
+                "seed": seed,
+                "reading": reading,
+                "haystack": text.name,
+                "haystack_hash": digest_text(text.text)[:16] if text.text else None,
+                "dtype": place.dtype_name,
+            },
+            "preset_settings": preset.model_dump(exclude={"name", "description"}),
+        }
+        journal = ResultsFile(
+            common.out, header, fixed_fields=("model", "settings", "preset_settings"),
+            key_fields=run_plan.KEY, describe_invalid_row=describe_invalid_row,
+            other_shards=common.join or (),
+        )  # fmt: skip
+        known = fetch_and_check_model(preset, place, reporter)
+        counts = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
+        if "own" in settings.tests:
+            counts.append(known.count_tokens(text.text))
+        longest = max(counts)
+        presets = {name: set_method_to_compare(name, preset, longest) for name in settings.methods}
+        known.check_methods_can_run(presets, longest)
+
+        def ask_missing_questions() -> bool:
+            with quiet_transformers():
+                loaded = known.load_transformers_model(reporter)
+                reporter.clear_spinner()
+                from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+
+                deadline = common.compute_deadline()
+                return SelftestRun(
+                    loaded, preset, settings, text, journal, reporter, deadline, shard
+                ).ask_all_questions()
+
+        def print_results(is_complete: bool) -> None:
+            rows = journal.rows
+            if common.as_json:
+                terminal.print_json({**journal.header, "complete": is_complete, "rows": rows})
+                return
+            for table in make_score_tables(rows):
+                print(terminal.make_printable_line(table.title))
+                terminal.print_table(table.headers, table.rows)
+                print(table.note)
+            if not rows:
+                print("no questions were asked")
+            for way in ("shared", "own", "text"):
+                same = (row for row in rows if row.get("reading") == way and not row.get("dense"))
+                if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
+                    print(terminal.strip_control_chars(f"reading: {way}: {names}"))
+
+        files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
 
 
 def _check_settings_and_read_haystack(
@@ -102,82 +158,6 @@ def _check_settings_and_read_haystack(
     sources = map(str, [haystack_path, *haystack_path.glob("*")])
     files.check_output_file("--out", output_file, sources, "one of the texts of --haystack")
     return Haystack.from_files(str(haystack_path))
-
-
-def _run_selftests(
-    settings: SelftestSettings, preset: Preset, model: options.ModelOptions, haystack: Haystack,
-    common: options.MethodComparisonOptions, reporter: terminal.Reporter,
-) -> None:  # fmt: skip
-    from esa_cli.evaluation.selftest.run_plan import KEY, get_max_full_attention_tokens
-    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
-    from esa_cli.qa.opening import fetch_and_check_model
-    from esa_cli.qa.presets.resolved_preset import set_method_to_compare
-
-    shard = common.check_files_and_parse_shard(common.out)
-    reporter.show_stage("import", 0, None)
-    place = model.choose_device_and_dtype()
-    header = {
-        **files.describe_command_run(),
-        "model": preset.model,
-        "preset": preset.name,
-        "context": preset.context,
-        "dense_length": get_max_full_attention_tokens(preset),
-        "settings": {
-            # Files of earlier versions have these two settings; with these values they continue.
-            "depths": None,
-            "exact": False,
-            **{key: getattr(settings, key) for key in COMMON_SETTINGS},
-            "haystack": haystack.name,
-            "haystack_hash": digest_text(haystack.text)[:16] if haystack.text else None,
-            "dtype": place.dtype_name,
-        },
-        "preset_settings": preset.model_dump(exclude={"name", "description"}),
-    }
-    journal = ResultsFile(
-        common.out, header, fixed_fields=("model", "settings", "preset_settings"), key_fields=KEY,
-        describe_invalid_row=describe_invalid_row, other_shards=common.join or (),
-    )  # fmt: skip
-    known = fetch_and_check_model(preset, place, reporter)
-    lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
-    if "own" in settings.tests:
-        lengths.append(known.count_tokens(haystack.text))
-    longest = max(lengths)
-    presets = {name: set_method_to_compare(name, preset, longest) for name in settings.methods}
-    known.check_methods_can_run(presets, longest)
-
-    def ask_missing_questions() -> bool:
-        with quiet_transformers():
-            loaded = known.load_transformers_model(reporter)
-            reporter.clear_spinner()
-            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-
-            deadline = common.compute_deadline()
-            return SelftestRun(
-                loaded, preset, settings, haystack, journal, reporter, deadline, shard
-            ).ask_all_questions()
-
-    def print_results(is_complete: bool) -> None:
-        if common.as_json:
-            terminal.print_json({**journal.header, "complete": is_complete, "rows": journal.rows})
-        else:
-            _print_score_tables(journal.rows)
-
-    files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
-
-
-def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
-    from esa_cli.evaluation.selftest.score_tables import make_score_tables
-
-    for table in make_score_tables(rows):
-        print(terminal.make_printable_line(table.title))
-        terminal.print_table(table.headers, table.rows)
-        print(table.note)
-    if not rows:
-        print("no questions were asked")
-    for reading in ("shared", "own", "text"):
-        same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
-        if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-            print(terminal.strip_control_chars(f"reading: {reading}: {names}"))
 
 
 @options.make_typer_command
@@ -222,7 +202,9 @@ def compare(
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
-        presets = [p for group in grouped if group.reading != "text" for p in group.presets]
+        presets = [
+            p for group in grouped if group.reading != "text" for p in group.presets.values()
+        ]
         if presets:
             ready.model.make_ingest_planner(ready.resolved).check_memory_suffices(tokens)
         if len(presets) < len(names):
@@ -352,7 +334,20 @@ def bench(
                         return False
         return True
 
-    print_results = partial(_print_benchmark_scores, selection, journal, left_out, common.as_json)
+    def print_results(is_complete: bool) -> None:
+        scores = bench_run.compute_scores(benchmark, journal.rows)
+        notes = [text for task, text in benchmark.notes.items() if not task or task in wanted]
+        if common.as_json:
+            result = {"complete": is_complete, "scores": scores, "notes": notes}
+            result |= {"left_out": left_out, "rows": journal.rows}
+            terminal.print_json({**journal.header, **result})
+            return
+        if left_out:
+            notes.append(f"records left out, as they do not fit: {len(left_out):,}")
+        terminal.print_table(*bench_run.make_score_table(benchmark, scores))
+        for note in notes:
+            print(terminal.make_printable_line(f"note: {note}"))
+
     with reporter:
         files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
 
@@ -379,22 +374,3 @@ def _bench_finders(
         terminal.print_json({"finders": rows})
     else:
         terminal.print_table(tuple(rows[0]), [tuple(map(str, row.values())) for row in rows])
-
-
-def _print_benchmark_scores(
-    selection: BenchRecordSelection, journal: ResultsFile, too_long: list[dict[str, str]],
-    as_json: bool, is_complete: bool,
-) -> None:  # fmt: skip
-    from esa_cli.evaluation.bench import bench_run
-
-    benchmark = selection.benchmark
-    scores = bench_run.compute_scores(benchmark, journal.rows)
-    notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
-    if as_json:
-        result = {"complete": is_complete, "scores": scores, "notes": notes, "left_out": too_long}
-        terminal.print_json({**journal.header, **result, "rows": journal.rows})
-        return
-    notes += [f"records left out, as they do not fit: {len(too_long):,}"] if too_long else []
-    terminal.print_table(*bench_run.make_score_table(benchmark, scores))
-    for note in notes:
-        print(terminal.make_printable_line(f"note: {note}"))

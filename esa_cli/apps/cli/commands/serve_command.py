@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,9 @@ from esa_cli.system.machine import is_loopback_host
 if TYPE_CHECKING:
     from starlette.middleware import Middleware
 
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.mcp_server import McpDocumentTools
     from esa_cli.qa.api import Esa
+    from esa_cli.qa.presets.preset import Preset
 
 Allow = Annotated[
     list[Path] | None,
@@ -120,17 +120,8 @@ def serve(
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = choose_answer_source(chosen, reporter)
-        limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_model(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-            make_mcp_tools = None
-            with suppress(UsageError):  # MCP is served only if its SDK is installed
-                check_mcp_sdk_version()
-                from esa_cli.apps.server.mcp_server import McpDocumentTools
-
-                make_mcp_tools = partial(
-                    McpDocumentTools, preset=chosen, model=model, reporter=reporter
-                )
-            serve_over_http(esa, opts, gathered, reporter, limit, make_mcp_tools)
+            serve_over_http(esa, opts, gathered, reporter, chosen, model)
 
 
 def check_serve_options(opts: ServeCommandOptions) -> None:
@@ -154,11 +145,10 @@ def check_serve_options(opts: ServeCommandOptions) -> None:
 
 def serve_over_http(
     esa: Esa, opts: ServeCommandOptions, documents: Sequence[Document], reporter: Reporter,
-    limit: int | None = None,
-    make_mcp_tools: Callable[[AllowedDocuments], McpDocumentTools] | None = None,
+    preset: Preset, model: options.ModelOptions,
 ) -> None:  # fmt: skip
-    """Ingests documents, then serves HTTP, and any MCP tools, until Ctrl-C. Requests open at most
-    `limit` documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
+    """Ingests documents, then serves HTTP, and MCP if its SDK is installed, until Ctrl-C. Raises
+    ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
@@ -168,15 +158,21 @@ def serve_over_http(
     ):
         fixed = [esa.ingest(document) for document in documents]
         reporter.clear_spinner()
-        with_library = opts.library or not (documents or opts.allow)
+        answer, with_library = preset.answer, opts.library or not (documents or opts.allow)
         allowed = AllowedDocuments(
-            esa, fixed, opts.allow or [], Library(), with_library=with_library, max_opened=limit
-        )
+            esa, fixed, opts.allow or [], Library(), with_library=with_library,
+            max_opened=None if answer.needs_kv_cache else answer.documents,
+        )  # fmt: skip
+        mcp_tools: McpDocumentTools | None = None
+        with suppress(UsageError):
+            check_mcp_sdk_version()
+            from esa_cli.apps.server.mcp_server import McpDocumentTools
+
+            mcp_tools = McpDocumentTools(allowed, preset, model, reporter)
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
-            esa, allowed, opts.token, limits, reporter,
-            mcp_tools=make_mcp_tools(allowed) if make_mcp_tools else None, access_log=access_log,
-        )  # fmt: skip
+            allowed, opts.token, limits, reporter, mcp_tools=mcp_tools, access_log=access_log
+        )
         address = server_app.make_base_url(sock)
         print(address, flush=True)
         page = address.removesuffix("v1")

@@ -60,8 +60,10 @@ class UntypedHelpCommand(typer.core.TyperCommand):
             heading: [] for heading in ("Arguments", "Options", *PANELS)
         }
         for parameter in self.get_params(ctx):
-            row = format_option_name(parameter), format_option_help(parameter)
-            panels[_find_help_heading(parameter)].append(row)
+            name = max(parameter.opts, key=len).removeprefix("--")
+            panel = next((one for one, names in PANELS.items() if name in names.split()), "Options")
+            panel = "Arguments" if parameter.param_type_name == "argument" else panel
+            panels[panel].append((format_option_name(parameter), format_option_help(parameter)))
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
@@ -80,13 +82,6 @@ class GroupedHelpCommand(typer.core.TyperGroup):
         for heading, rows in panels.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
-
-
-def _find_help_heading(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return "Arguments"
-    name = max(parameter.opts, key=len).removeprefix("--")
-    return next((panel for panel, names in PANELS.items() if name in names.split()), "Options")
 
 
 def format_option_name(parameter: Any) -> str:

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from typing import Any, TextIO
@@ -130,7 +130,7 @@ class Reporter(AbstractContextManager["Reporter"]):
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage = ""
-        self._print_note_if_due = self.make_throttled_note_printer()
+        self._noted_s = time.monotonic()
         self.is_brief = False
         """Whether warnings about single documents are left out, as there may be many documents."""
 
@@ -153,6 +153,12 @@ class Reporter(AbstractContextManager["Reporter"]):
         """Prints a note as one line on standard error, unless `quiet` is set."""
         if not (self.quiet or (dim and self._held is not None)):
             self._print_line(text, "dim" if dim else None)
+
+    def show_note_if_due(self, text: str) -> None:
+        """Prints a note of progress, but at most one in ten seconds."""
+        if time.monotonic() - self._noted_s > LINE_EVERY_S:
+            self._noted_s = time.monotonic()
+            self.show_note(f"esa: {text}")
 
     def warn(self, text: str) -> None:
         """Prints a warning as one line on standard error, even if `quiet` is set."""
@@ -181,7 +187,7 @@ class Reporter(AbstractContextManager["Reporter"]):
         if stage != self._stage and not self.live:
             self.show_note(f"esa: {text}")
         elif done and not self.live:
-            self._print_note_if_due(text)
+            self.show_note_if_due(text)
         self._stage = stage
 
     def start_ingest_progress(self, token_count: int, expected_seconds: float) -> Progress:
@@ -196,7 +202,7 @@ class Reporter(AbstractContextManager["Reporter"]):
         started = time.monotonic()
         if label and not self.live:
             self.show_note(f"esa: {label}")
-        print_note_if_due = self.make_throttled_note_printer()
+        self._noted_s = time.monotonic()
 
         def show_progress(done_count: int, total_count: int) -> None:
             nonlocal started
@@ -210,7 +216,7 @@ class Reporter(AbstractContextManager["Reporter"]):
                 started = time.monotonic()
             self.show_spinner(f"{label}: {text}" if label else text)
             if done_count < total_count and not self.live:
-                print_note_if_due(text)
+                self.show_note_if_due(text)
 
         return show_progress
 
@@ -229,15 +235,3 @@ class Reporter(AbstractContextManager["Reporter"]):
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-    def make_throttled_note_printer(self) -> Callable[[str], None]:
-        """Returns a function that prints a note, but at most one note in ten seconds."""
-        shown = time.monotonic()
-
-        def print_note_if_due(text: str) -> None:
-            nonlocal shown
-            if (now := time.monotonic()) - shown > LINE_EVERY_S:
-                shown = now
-                self.show_note(f"esa: {text}")
-
-        return print_note_if_due

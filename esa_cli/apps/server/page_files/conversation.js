@@ -14,7 +14,6 @@ function newId() {
 async function ask(question, documents, earlier = turns.slice()) {
   const turn = { question, answer: "", evidence: [], quotations: [], heat: [], isWhole: false };
   running = { turn, control: new AbortController() };
-  turns.push(turn);
   addTurn(turn);
   setBusy(true);
   try {
@@ -23,11 +22,9 @@ async function ask(question, documents, earlier = turns.slice()) {
     if (turns.includes(turn)) showFailure(turn, error);
   }
   if (turns.includes(turn)) {
-    addActions(turn);
+    endTurn(turn);
     storeConversation(conversation, turns);
   }
-  turn.element.setAttribute("aria-busy", "false");
-  show(turn.progress, false);
   if (running && running.turn === turn) running = null;
   setBusy(running !== null);
 }
@@ -63,6 +60,7 @@ function showEvent(turn, { text, reading }) {
 }
 
 function addTurn(turn) {
+  turns.push(turn);
   turn.progress = make("div", { class: "progress soft" }, make("progress", { "aria-label": "Progress" }), make("span", {}, "Looking for the answer…"));
   turn.text = make("p", { class: "answer", dir: "auto", "aria-live": "polite" });
   turn.below = make("div", { class: "below" });
@@ -133,9 +131,7 @@ function makePassage(turn, passage, number) {
     make("bdi", { class: "name" }, safeName(passage.document)),
     make("span", { class: "soft" }, placeOf(passage)));
   const words = make("span", { class: "words", dir: "auto" }, ...quoteWords(turn.quotations, passage));
-  const button = make("button", { type: "button", class: "passage" }, head, words);
-  button.addEventListener("click", () => openPassage(turn, number, button));
-  return button;
+  return makeButton({ class: "passage" }, (event) => openPassage(turn, number, event.currentTarget), head, words);
 }
 
 // Returns the passage's text, with the quotations of the answer marked.
@@ -153,20 +149,21 @@ function quoteWords(quotations, passage) {
   return [...parts, words(at)];
 }
 
-function addActions(turn) {
-  const again = make("button", { type: "button", class: "plain", title: "Ask this question about the documents that are chosen now" }, "Ask again");
-  again.addEventListener("click", () => {
+// Adds what can be done with a turn to which nothing comes any more.
+function endTurn(turn) {
+  turn.element.setAttribute("aria-busy", "false");
+  show(turn.progress, false);
+  const again = makeButton({ title: "Ask this question about the documents that are chosen now" }, () => {
     const documents = namesOfChosen();
     byId("about").classList.toggle("missing", !documents.length);
     if (!running && documents.length) ask(turn.question, documents, turns.slice(0, turns.indexOf(turn)));
-  });
+  }, "Ask again");
   // Browsers give the clipboard to pages of this machine and of https alone.
-  const copy = make("button", { type: "button", class: "plain", title: "Copy the answer and its passages" }, "Copy");
-  copy.addEventListener("click", async () => {
+  const copy = makeButton({ title: "Copy the answer and its passages" }, async () => {
     await navigator.clipboard.writeText(describeTurn(turn));
     copy.textContent = "Copied";
     setTimeout(() => (copy.textContent = "Copy"), 2000);
-  });
+  }, "Copy");
   turn.below.append(make("p", { class: "actions" }, ...(turn.isWhole && navigator.clipboard ? [copy] : []), again));
   keepInView(turn);
 }
@@ -231,12 +228,9 @@ function openConversation(stored) {
   tryStorage(() => sessionStorage.setItem(CURRENT, stored.id));
   for (const row of stored.turns) {
     const turn = { ...row, isWhole: true };
-    turns.push(turn);
     addTurn(turn);
-    show(turn.progress, false);
-    turn.element.setAttribute("aria-busy", "false");
     showEvidence(turn);
-    addActions(turn);
+    endTurn(turn);
   }
 }
 

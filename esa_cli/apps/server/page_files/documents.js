@@ -30,7 +30,8 @@ async function loadDocuments() {
     for (const group of groups) {
       if (isFirst ? !given || group === given : whole.has(group.id)) group.documents.forEach((one) => chosen.add(one.id));
     }
-    prepareSending(sending);
+    sendingLimits = sending;
+    show(byId("add"));
     show(byId("left-out"), leftOut.length > 0);
     byId("left-out").querySelector("ul").replaceChildren(...leftOut.map((text) => make("li", {}, safeName(text))));
     show(byId("filter"), data.length > 8);
@@ -45,9 +46,11 @@ function drawGroups() {
   groups.forEach((group, index) => {
     const title = `group-${index}`;
     group.box = make("input", { type: "checkbox", id: title });
-    group.box.addEventListener("change", () => chooseGroup(group));
-    group.fold = make("button", { type: "button", class: "plain fold", "aria-label": `List the documents: ${safeName(group.name)}` });
-    group.fold.addEventListener("click", () => {
+    group.box.addEventListener("change", () => {
+      for (const one of matching(group)) choose(one, group.box.checked); // as the filter may hide some
+      showChosen();
+    });
+    group.fold = makeButton({ class: "plain fold", "aria-label": `List the documents: ${safeName(group.name)}` }, () => {
       group.isOpen = !group.isOpen;
       drawItems(group);
     });
@@ -88,22 +91,10 @@ function makeItem(one, index) {
   const name = safeName(one.name);
   const label = make("label", { for: one.box.id, title: safeName(one.folder ? `${one.folder}/${one.name}` : one.name) }, make("bdi", { class: "name" }, name));
   if (one.folder) label.append(make("bdi", { class: "folder soft" }, safeName(one.folder)));
-  const open = make("button", { type: "button", class: "plain", "aria-label": `Open ${name}`, title: "Show the text" }, "›");
-  open.addEventListener("click", () => showDocument({ id: one.id, name: one.name, from: open, turn: null, number: null }, 0, 1));
-  const item = make("li", { class: "row" }, one.box, label);
-  if (one.kind === "session") {
-    const remove = make("button", { type: "button", class: "plain", "aria-label": `Remove ${name}`, title: "Remove from this session" }, "✕");
-    remove.addEventListener("click", () => removeDocument(one));
-    item.append(remove);
-  }
-  item.append(open);
-  return item;
-}
-
-// Ticks or unticks the documents of a group that match the filter.
-function chooseGroup(group) {
-  for (const one of matching(group)) choose(one, group.box.checked);
-  showChosen();
+  const open = (event) => showDocument({ id: one.id, name: one.name, from: event.currentTarget, turn: null, number: null }, 0, 1);
+  const buttons = [makeButton({ "aria-label": `Open ${name}`, title: "Show the text" }, open, "›")];
+  if (one.kind === "session") buttons.unshift(makeButton({ "aria-label": `Remove ${name}`, title: "Remove from this session" }, () => removeDocument(one), "✕"));
+  return make("li", { class: "row" }, one.box, label, ...buttons);
 }
 
 function showChosen() {

@@ -21,10 +21,7 @@ async function showDocument(wanted, start, end) {
   if (current === shown && current.piece) goToPassage();
 }
 
-function noteReading(text) {
-  byId("reading-note").textContent = safeName(text);
-  show(byId("reading-note"), Boolean(text));
-}
+const noteReading = (text) => (byId("reading-note").textContent = safeName(text));
 
 async function loadPiece(start) {
   const current = shown;
@@ -63,18 +60,16 @@ function markPiece(piece) {
     if (pages.has(start) && (start > piece.start || start === 0)) {
       parts.push(make("span", { class: "page", "aria-hidden": "true", "data-page": `page ${pages.get(start)}` }));
     }
-    for (const one of passages.filter((passage) => passage.start === start)) parts.push(makeNumber(turn.evidence.indexOf(one)));
+    for (const one of passages.filter((passage) => passage.start === start)) {
+      const number = turn.evidence.indexOf(one);
+      parts.push(make("span", { class: "number", "data-passage": number, "aria-label": `passage ${number + 1}`, role: "img" }, String(number + 1)));
+    }
     const text = safeText(points.slice(start - piece.start, places[index + 1] - piece.start).join(""));
     const shade = shades.find(covers);
     const kinds = [shade && `h${shade.level}`, passages.some(covers) && "in", quoted.some(covers) && "quoted"].filter(Boolean);
     parts.push(kinds.length ? make(quoted.some(covers) ? "mark" : "span", { class: kinds.join(" ") }, text) : text);
   });
   return parts;
-}
-
-function makeNumber(number) {
-  const about = { class: "number", "data-passage": number, "aria-label": `passage ${number + 1}`, role: "img" };
-  return make("span", about, String(number + 1));
 }
 
 function goToPassage() {

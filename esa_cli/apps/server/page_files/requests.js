@@ -17,6 +17,12 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+function makeButton(attributes, press, ...children) {
+  const button = make("button", { type: "button", class: "plain", ...attributes }, ...children);
+  button.addEventListener("click", press);
+  return button;
+}
+
 function show(element, shown = true) {
   element.hidden = !shown;
 }

@@ -5,11 +5,6 @@
 let sendingLimits = { bytes: 0, keep: ["session"] };
 let waiting = []; // files for which the dialog asks where to keep them
 
-function prepareSending(limits) {
-  sendingLimits = limits;
-  show(byId("add"));
-}
-
 function offerFiles(files) {
   waiting = [...files];
   if (!waiting.length) return;
@@ -82,9 +77,6 @@ byId("files").addEventListener("change", () => {
   offerFiles(byId("files").files);
   byId("files").value = "";
 });
-byId("keep-session").addEventListener("click", () => byId("keep-dialog").close("session"));
-byId("keep-library").addEventListener("click", () => byId("keep-dialog").close("library"));
-byId("keep-cancel").addEventListener("click", () => byId("keep-dialog").close(""));
 byId("keep-dialog").addEventListener("cancel", () => (byId("keep-dialog").returnValue = ""));
 byId("keep-dialog").addEventListener("close", () => {
   if (byId("keep-dialog").returnValue) sendFiles(byId("keep-dialog").returnValue);

@@ -41,16 +41,14 @@ function showConversations() {
   const kept = listConversations();
   byId("kept").replaceChildren(...kept.map((one) => {
     const title = safeText(one.title);
-    const open = make("button", { type: "button", class: "plain title", dir: "auto" }, title, make("span", { class: "soft small" }, new Date(one.time).toLocaleString()));
-    open.addEventListener("click", () => {
+    const open = makeButton({ class: "plain title", dir: "auto" }, () => {
       byId("conversations-dialog").close();
       openConversation(one);
-    });
-    const remove = make("button", { type: "button", class: "plain", "aria-label": `Delete: ${title}`, title: "Delete" }, "✕");
-    remove.addEventListener("click", () => {
+    }, title, make("span", { class: "soft small" }, new Date(one.time).toLocaleString()));
+    const remove = makeButton({ "aria-label": `Delete: ${title}`, title: "Delete" }, () => {
       deleteConversation(one.id);
       showConversations();
-    });
+    }, "✕");
     return make("li", {}, open, remove);
   }));
   byId("keeps").checked = keepsConversations();
