@@ -33,7 +33,7 @@ from esa_cli.system.text import find_content_words
 ALONE = 1.0
 """The log-odds that uncertain answers without the last turn lose; benchmarks/conversation.py."""
 THOROUGH = 32
-"""The least passages read for a thorough answer; 64 answer no more development questions."""
+"""The fewest passages read for a thorough answer; 64 answer no more development questions."""
 
 
 class PassageAnswerer:
@@ -156,7 +156,7 @@ class PassageAnswerer:
 
         If that is not certain, passages that are found for the last turn and the question are read
         as well, alone and after the last question; a span that then repeats the last answer answers
-        only the last question. Questions without content words ("Why?") are read only so."""
+        only the last question. Questions without content words ("Why?") are only read that way."""
         esa, finder = self.esa, self.esa.search.get_passage_finder(books)
         count = max(esa.preset.answer.passages, THOROUGH * thorough)
         reranker = esa.load_reranker() if thorough else None
