@@ -233,7 +233,8 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
     for _, one in sorted(by_start.items()):
         if one.number == "?":
             one = one._replace(number=str(last.get(one.kind, 0) + 1))
-        before = headings[-1] if headings and one.number else None
+        around = (before for before in reversed(headings) if before.level <= one.level)
+        before = next(around, None) if one.number else None
         if before is None or before[2:4] != one[2:4] or not (one.kind or before.title == one.title):
             headings.append(one)  # else it is the head of another page, or a line of a marked one
         if one.number.isdecimal():
@@ -366,13 +367,14 @@ def _choose_chains(candidates: Sequence[Section], min_gap: int) -> Iterator[Sect
 
 
 def _continues(number: str, earlier: str) -> bool:
-    """Whether a number may follow an earlier one: 4.2 or 5 after 4.1.3; one may be missing."""
+    """Whether a number may follow an earlier one: 4.2, 5 or 5.1 after 4.1.3 (`Chapter 5` has the
+    number 5 then); one may be missing."""
     new, old = number.split("."), earlier.split(".")
-    if len(new) > len(old):
-        return new[: len(old)] == old and set(new[len(old) :]) == {"1"}
-    at = len(new) - 1
-    is_same = new[:at] == old[:at] and new[at].isdecimal() and old[at].isdecimal()
-    return is_same and 0 < int(new[at]) - int(old[at]) <= 2
+    at = next((at for at, (one, two) in enumerate(zip(new, old)) if one != two), len(old))
+    if at < min(len(new), len(old)):
+        both = new[at].isdecimal() and old[at].isdecimal()
+        return both and 0 < int(new[at]) - int(old[at]) <= 2 and {*new[at + 1 :]} <= {"1"}
+    return len(new) > len(old) and {*new[at:]} == {"1"}
 
 
 def _is_dense(document: Document) -> bool:

@@ -174,6 +174,23 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
 
 
+def test_sections_of_numbered_chapters_whose_pages_repeat_the_chapter() -> None:
+    """Section 2.1 follows 1.2 though `2` has a word before it; a head of a page ends no section."""
+    pages, headings = list[str](), list[str]()
+    for chapter, name in enumerate(TITLES, 1):
+        head = f"Chapter {chapter} {name}"
+        first, second = (f"{chapter}.{n} {WORDS[n].title()} of {name}" for n in (1, 2))
+        pages += [
+            f"{head}\n{first}\n{prose(chapter)}",
+            f"{head}\n{second}\n{prose(-chapter)}",
+            head,
+        ]
+        headings += [head, first, second]
+    found = find_sections(read("\n".join(pages).replace("\n\n", "\n")))
+    assert [one.heading for one in found] == headings
+    assert [one.end for one in found[2:-1:3]] == [one.start for one in found[3::3]]
+
+
 def test_unnumbered_parts_and_appendices_around_numbered_chapters() -> None:
     """The last chapter ends where they begin; the index is not listed."""
     heads = ["Preface", "1 Boats", "1.1 Nets", "1.2 Lamps", "2 Geese", "3 Rain"]
