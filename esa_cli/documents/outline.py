@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from os.path import commonprefix
 from typing import NamedTuple
 
 from esa_cli.documents.document import Document, TextLocation
@@ -370,7 +371,7 @@ def _continues(number: str, earlier: str) -> bool:
     """Whether a number may follow an earlier one: 4.2, 5 or 5.1 after 4.1.3 (`Chapter 5` has the
     number 5 then); one may be missing."""
     new, old = number.split("."), earlier.split(".")
-    at = next((at for at, (one, two) in enumerate(zip(new, old)) if one != two), len(old))
+    at = len(commonprefix([new, old]))
     if at < min(len(new), len(old)):
         both = new[at].isdecimal() and old[at].isdecimal()
         return both and 0 < int(new[at]) - int(old[at]) <= 2 and {*new[at + 1 :]} <= {"1"}
