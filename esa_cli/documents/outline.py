@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from os.path import commonprefix
 from typing import NamedTuple
 
 from esa_cli.documents.document import Document, TextLocation
@@ -103,6 +102,8 @@ _PAGE = re.compile(
     r"(?<![ \t.…,])(?![.,]\w)[ \t.…,]+(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
 )
 _LEADER = re.compile(r"\.\.|\. |…|,|[ \t]{3}")
+_SPEECH = "\"“„«»‘—"
+"""The first characters of lines of a dialogue, which may come again, too."""
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
 
@@ -371,8 +372,9 @@ def _continues(number: str, earlier: str) -> bool:
     """Whether a number may follow an earlier one: 4.2, 5 or 5.1 after 4.1.3 (`Chapter 5` has the
     number 5 then); one may be missing."""
     new, old = number.split("."), earlier.split(".")
-    at = len(commonprefix([new, old]))
-    if at < min(len(new), len(old)):
+    shared = min(len(new), len(old))
+    at = next((at for at in range(shared) if new[at] != old[at]), shared)
+    if at < shared:
         both = new[at].isdecimal() and old[at].isdecimal()
         return both and 0 < int(new[at]) - int(old[at]) <= 2 and {*new[at + 1 :]} <= {"1"}
     return len(new) > len(old) and {*new[at:]} == {"1"}
@@ -393,9 +395,10 @@ def _make_key(line: str) -> tuple[str, bool]:
         return fold(line), False
     if (page := _PAGE.search(line[-_MAX_HEADING:])) and page.start() > 1:
         line = line[: len(line) - len(page[0])]
-        heading = parse_heading(line)
+    while (heading := parse_heading(line)) and heading[2]:
+        line = heading[2]  # of `1. I. The Period`, an item of a numbered list
     has_page = page is not None and _LEADER.search(page[0]) is not None
-    return fold(heading[2] if heading and heading[2] else line), has_page
+    return fold(line), has_page
 
 
 @lru_cache(maxsize=16)
@@ -415,7 +418,8 @@ def find_contents(document: Document) -> list[tuple[int, int]]:
         near = len(text) if start > len(text) - zone else near
         is_alone = (start > last + 1 and not is_dense) or found[0].startswith("#")
         key, has_page = "", False
-        if end - start <= _MAX_HEADING and (is_dense or start < near or is_alone):
+        is_short = end - start <= _MAX_HEADING and found[0].strip()[0] not in _SPEECH
+        if is_short and (is_dense or start < near or is_alone):
             key, has_page = _make_key(found[0])
             near = max(near, start + zone) if key in _CONTENTS else near
         if len(key) > 2 or not key.isascii():

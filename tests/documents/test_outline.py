@@ -141,6 +141,17 @@ def test_an_index_at_the_end() -> None:
     assert text[start:end] == text[text.index("INDEX") :].rstrip("\n")
 
 
+def test_a_contents_page_that_is_a_numbered_list_of_numbered_chapters() -> None:
+    """As the navigation of an EPUB is, whose chapters have numbers of their own."""
+    lines = [f"{n}. {ROMAN[n]}. {title}" for n, title in enumerate(TITLES, 1)]
+    text = book(FORMS["roman"][0], ["Contents", "", *lines])
+    ((start, end),) = find_contents(read(text))
+    assert text[start:end].splitlines()[-5:] == lines
+
+
+TALK = [f"“Is it the {word}?”" for word in WORDS[1:9]]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,6 +161,7 @@ def test_an_index_at_the_end() -> None:
         "Table\n\n" + "\n".join(f"{word}      {n}" for n, word in enumerate(WORDS)) + "\n",
         "To buy:\n\n" + "\n".join(f"{n}. Fresh {word}" for n, word in enumerate(WORDS, 1)),
         prose(5) + "\n\nChapter 2 tells why.\n\n" + prose(6),
+        "\n\n".join([*TALK, *(f"{prose(n, 1)}\n\n{one}" for n, one in enumerate(TALK))]),
     ],
 )  # fmt: skip
 def test_what_is_no_contents_page_and_no_chapter(text: str) -> None:
