@@ -230,7 +230,7 @@ class PassageFinder:
         self._has_names = capitals_indicate_names(texts)
         contents = [find_contents(document) for document in self.documents]
         # The windows in contents pages and indexes, which answer nothing.
-        self._in_contents = {
+        self.in_contents = {
             number
             for number, window in enumerate(self.index.windows)
             for start, end in contents[self.index.documents[number]]
@@ -364,7 +364,7 @@ class PassageFinder:
     ) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more.
         `order` are scores (windows,) of a reranker, by which windows are better."""
-        picked, overlapping = list[int](), set(self._in_contents)
+        picked, overlapping = list[int](), set(self.in_contents)
         order = scores.total if order is None else order
         bm25_count = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((order, count - bm25_count), (scores.words, count)):
