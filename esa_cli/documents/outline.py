@@ -102,7 +102,7 @@ _PAGE = re.compile(
     r"(?<![ \t.…,])(?![.,]\w)[ \t.…,]+(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
 )
 _LEADER = re.compile(r"\.\.|\. |…|,|[ \t]{3}")
-_SPEECH = "\"“„«»‘—"
+_SPEECH = '"“„«»‘—'
 """The first characters of lines of a dialogue, which may come again, too."""
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
@@ -339,7 +339,11 @@ def _iterate_heading_lines(document: Document) -> Iterator[Section]:
             line, title = line[: len(line) - len(title)].rstrip(), ""
         elif is_prose or (is_item and not kind):
             continue
-        elif not title and after and (below := _TITLE_BELOW.match(text, last)):
+        elif (
+            not title
+            and (below := _TITLE_BELOW.match(text, last))
+            and (after or (kind and below[1].rstrip()[-1:].isalnum()))  # no sentence
+        ):
             words = below[1].strip(" \t\r#")
             other = parse_heading(words)  # `I Go to Bristol` is a title
             if words and (other is None or (other[2] and not other[0])):

@@ -65,6 +65,7 @@ def book(heading: Callable[[int, str], str], contents: Sequence[str] = ()) -> st
 FORMS: dict[str, tuple[Callable[[int, str], str], str]] = {
     "english": (lambda n, title: f"CHAPTER {ROMAN[n]}. {title}", "chapter"),
     "below": (lambda n, title: f"Chapter {n}\n\n{title}", "chapter"),
+    "right below": (lambda n, title: f"CHAPITRE {ROMAN[n]}\n{title.upper()}", "chapter"),
     "dash": (lambda n, title: f"PART {NUMBERS[n - 1]}--{title}", "part"),
     "german": (lambda n, title: f"{GERMAN[n - 1]} Kapitel", "chapter"),
     "french": (lambda n, title: f"Chapitre {n} : {title}", "chapter"),
@@ -88,6 +89,11 @@ def test_headings_of_many_languages(form: str) -> None:
     assert [one.end for one in found] == [*starts[1:], len(document.text)]
     if form != "german":
         assert [one.title.casefold() for one in found] == [one.casefold() for one in TITLES]
+
+
+def test_a_sentence_right_below_a_number_is_no_title() -> None:
+    articles = [f"Article {n}\nNobody owns the {word}." for n, word in enumerate(WORDS, 1)]
+    assert not any(one.title for one in find_sections(read("\n\n".join(articles))))
 
 
 def test_narratives_inside_periods_and_parts_without_numbers() -> None:
