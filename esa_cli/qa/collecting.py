@@ -72,7 +72,7 @@ def choose_passages_to_read(
     if not all_passages:
         wanted[[*finder.in_contents]] = False
     numbers = wanted.nonzero().flatten().tolist()
-    passages = [finder.make_window_passage(at, found.total) for at in numbers]
+    passages = [finder.make_window_passage(at, found.total, all_passages) for at in numbers]
     documents = [index.documents[at] for at in numbers]
     return ChosenPassages(passages, documents, len(index))
 

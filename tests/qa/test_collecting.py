@@ -132,11 +132,16 @@ def test_the_sieve() -> None:
 
 
 def test_contents_pages_are_read_with_all_passages_alone() -> None:
+    """Also those lines that are in a passage with other text."""
     contents = "Contents\n\n" + "\n".join(f"{n}. Keeper {n} ..... {n}" for n in range(1, 40))
-    text = "\n\n".join([contents, *[FILLER] * 40])
+    text = "\n\n".join([FILLER, contents, *[FILLER] * 40])
+    first = text.index(contents)
+    last = first + len(contents)
     for every in (False, True):
         chosen = choose_passages_to_read(PassageSearch(), QUESTION, [book(text)], None, every)[0]
-        assert any(one.end <= len(contents) for one in chosen) == every
+        assert any(one.start < last and first < one.end for one in chosen) == every
+        rest = 0, first - 5, last + 2, len(text) - 5
+        assert all(any(one.start <= at < one.end for one in chosen) for at in rest)
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])
