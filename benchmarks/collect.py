@@ -101,14 +101,16 @@ def scored(rows: Sequence[Range], question: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None) -> dict[str, Any]:
+def measured(
+    esa: Any, book: Any, question: dict[str, Any], least: float | None, every_passage: bool
+) -> dict[str, Any]:
     """One question by each way."""
     from esa_cli.qa.finding.passage_finder import PassageSearch, add_token_ranges
 
     def ranges(passages: Sequence[Any]) -> list[Range]:
         return [(one.start, one.end) for one in sorted(passages, key=lambda one: one.start)]
 
-    how = {} if least is None else {"least": least}
+    how = {"every": every_passage, **({} if least is None else {"least": least})}
     started = time.perf_counter()
     places = esa.collect(question["question"], [book], **how)
     every = list(places)
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="dev")
     parser.add_argument("--only", default="", help="only questions whose id matches")
     parser.add_argument("--least", type=float, help="another least sum of score and log-odds")
+    parser.add_argument("--all", action="store_true", help="read all passages, as collect --all")
     parser.add_argument("--thresholds", action="store_true", help="print what others would give")
     parser.add_argument("--preset", default="default")
     parser.add_argument("--library", type=Path, help="keeps what is read for the next run")
@@ -196,7 +199,7 @@ def main() -> None:
             digest = hashlib.sha256(book.document.text.encode("utf-8")).hexdigest()
             for question in questions:
                 assert question.get("sha256", digest) == digest, f"{path} is another edition"
-                rows.append(measured(esa, book, question, given.least))
+                rows.append(measured(esa, book, question, given.least, given.all))
                 known[question["id"]] = question
                 append_line(given.out, rows[-1])
                 print(line(question["id"], rows[-1:]), flush=True)

@@ -102,6 +102,8 @@ _PAGE = re.compile(
     r"(?<![ \t.…,])(?![.,]\w)[ \t.…,]+(?:\d{1,4}(?:[-–]\d{1,4})?|[ivxlc]{1,6})[,.]?$"
 )
 _LEADER = re.compile(r"\.\.|\. |…|,|[ \t]{3}")
+_SPEECH = '"“„«»‘—'
+"""The first characters of lines of a dialogue, which may come again, too."""
 _LINK = re.compile(r"\]\([^()]*\)")
 _NOT_WORD = re.compile(r"[\W_]+")
 
@@ -233,7 +235,8 @@ def find_sections(document: Document, min_gap: int = MIN_GAP) -> list[Section]:
     for _, one in sorted(by_start.items()):
         if one.number == "?":
             one = one._replace(number=str(last.get(one.kind, 0) + 1))
-        before = headings[-1] if headings and one.number else None
+        around = (before for before in reversed(headings) if before.level <= one.level)
+        before = next(around, None) if one.number else None
         if before is None or before[2:4] != one[2:4] or not (one.kind or before.title == one.title):
             headings.append(one)  # else it is the head of another page, or a line of a marked one
         if one.number.isdecimal():
@@ -336,7 +339,11 @@ def _iterate_heading_lines(document: Document) -> Iterator[Section]:
             line, title = line[: len(line) - len(title)].rstrip(), ""
         elif is_prose or (is_item and not kind):
             continue
-        elif not title and after and (below := _TITLE_BELOW.match(text, last)):
+        elif (
+            not title
+            and (below := _TITLE_BELOW.match(text, last))
+            and (after or (kind and below[1].rstrip()[-1:].isalnum()))  # no sentence
+        ):
             words = below[1].strip(" \t\r#")
             other = parse_heading(words)  # `I Go to Bristol` is a title
             if words and (other is None or (other[2] and not other[0])):
@@ -366,13 +373,15 @@ def _choose_chains(candidates: Sequence[Section], min_gap: int) -> Iterator[Sect
 
 
 def _continues(number: str, earlier: str) -> bool:
-    """Whether a number may follow an earlier one: 4.2 or 5 after 4.1.3; one may be missing."""
+    """Whether a number may follow an earlier one: 4.2, 5 or 5.1 after 4.1.3 (`Chapter 5` has the
+    number 5 then); one may be missing."""
     new, old = number.split("."), earlier.split(".")
-    if len(new) > len(old):
-        return new[: len(old)] == old and set(new[len(old) :]) == {"1"}
-    at = len(new) - 1
-    is_same = new[:at] == old[:at] and new[at].isdecimal() and old[at].isdecimal()
-    return is_same and 0 < int(new[at]) - int(old[at]) <= 2
+    shared = min(len(new), len(old))
+    at = next((at for at in range(shared) if new[at] != old[at]), shared)
+    if at < shared:
+        both = new[at].isdecimal() and old[at].isdecimal()
+        return both and 0 < int(new[at]) - int(old[at]) <= 2 and {*new[at + 1 :]} <= {"1"}
+    return len(new) > len(old) and {*new[at:]} == {"1"}
 
 
 def _is_dense(document: Document) -> bool:
@@ -390,9 +399,10 @@ def _make_key(line: str) -> tuple[str, bool]:
         return fold(line), False
     if (page := _PAGE.search(line[-_MAX_HEADING:])) and page.start() > 1:
         line = line[: len(line) - len(page[0])]
-        heading = parse_heading(line)
+    while (heading := parse_heading(line)) and heading[2]:
+        line = heading[2]  # of `1. I. The Period`, an item of a numbered list
     has_page = page is not None and _LEADER.search(page[0]) is not None
-    return fold(heading[2] if heading and heading[2] else line), has_page
+    return fold(line), has_page
 
 
 @lru_cache(maxsize=16)
@@ -412,7 +422,8 @@ def find_contents(document: Document) -> list[tuple[int, int]]:
         near = len(text) if start > len(text) - zone else near
         is_alone = (start > last + 1 and not is_dense) or found[0].startswith("#")
         key, has_page = "", False
-        if end - start <= _MAX_HEADING and (is_dense or start < near or is_alone):
+        is_short = end - start <= _MAX_HEADING and found[0].strip()[0] not in _SPEECH
+        if is_short and (is_dense or start < near or is_alone):
             key, has_page = _make_key(found[0])
             near = max(near, start + zone) if key in _CONTENTS else near
         if len(key) > 2 or not key.isascii():

@@ -56,7 +56,8 @@ def choose_passages_to_read(
 ) -> ChosenPassages:  # fmt: skip
     """Chooses the passages that the reader reads: `all_passages`, or those with a `minimum`
     probability. None means all of at most `WHOLE` passages, else those that reach `SIEVE` or
-    `NEAR`, and all of documents without reduced keys, whose score misses other words."""
+    `NEAR`, and all of documents without reduced keys, whose score misses other words. Those of
+    contents pages and indexes are chosen by `all_passages` alone."""
     finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
     found, index = finder.score_windows(question, reduced), finder.index
     probabilities = found.total.sigmoid()
@@ -68,8 +69,10 @@ def choose_passages_to_read(
         wanted = probabilities >= minimum
     else:
         wanted = unread | (probabilities >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
+    if not all_passages:
+        wanted[[*finder.in_contents]] = False
     numbers = wanted.nonzero().flatten().tolist()
-    passages = [finder.make_window_passage(at, found.total) for at in numbers]
+    passages = [finder.make_window_passage(at, found.total, all_passages) for at in numbers]
     documents = [index.documents[at] for at in numbers]
     return ChosenPassages(passages, documents, len(index))
 

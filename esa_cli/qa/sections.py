@@ -207,7 +207,8 @@ def describe_missing_section(question: str, documents: Sequence[Document]) -> st
         kinds = {kind, ""} if _LEVELS[kind] > 1 else {kind}
         numbers = {one.number for one in sections if one.kind in kinds and not one.is_contents}
         words = "|".join(word for word, (name, _) in KINDS.items() if name == kind)
-        said = re.compile(rf"(?:{words})\W{{1,3}}{re.escape(number)}\b", re.IGNORECASE)
+        begins = r"|^[ \t#]*" * ("." in number)  # a heading that was not recognised
+        said = re.compile(rf"(?im)(?:(?:{words})\W{{1,3}}{begins}){re.escape(number)}\b")
         is_missing = bool(numbers - {""}) and number not in {*numbers, "last"}
         if is_missing and not any(said.search(one.text) for one in documents):
             where = documents[0].name if len(documents) == 1 else "the documents"

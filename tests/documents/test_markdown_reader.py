@@ -126,6 +126,7 @@ def test_wiki_links_are_their_words() -> None:
         "See [the guide](http://a.b/c_(d)), **bold words** and <b>more</b>.",
         "A [**bold** link](x 'title'), **a [link](y) in bold**, [![badge](i.png)](z), ![alt](i).",
         "Two ** stars ** stay, `**code** [a](b)` too, 2 < 3, f(a) and [x] (y).",
+        "The *Fram* sailed (*north*), *to [the ice](x)*. **Two** *small ships*: 2 * 3 * 4.",
         "One <a id='x'></a>tag, <span class=\"y\">a span</span> and [[1]](http://a).",
     ],
 )
@@ -155,7 +156,7 @@ def test_what_is_no_markup_stays() -> None:
 
 @given(st.lists(st.sampled_from(
     ["---", "\n", "title: x", "a: [", "[[", "]]", "|", "!", "`", "```", "~~~", "# ", "y",
-     "zotero://z", "\n--|--\n", "](", ")", "**", "<b", ">", "<!--", "-->"]
+     "zotero://z", "\n--|--\n", "](", ")", "**", "*", "<b", ">", "<!--", "-->"]
 )))  # fmt: skip
 def test_any_text_keeps_its_lines(pieces: list[str]) -> None:
     text = "x".join(pieces) + "\nz"

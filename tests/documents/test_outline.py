@@ -65,6 +65,7 @@ def book(heading: Callable[[int, str], str], contents: Sequence[str] = ()) -> st
 FORMS: dict[str, tuple[Callable[[int, str], str], str]] = {
     "english": (lambda n, title: f"CHAPTER {ROMAN[n]}. {title}", "chapter"),
     "below": (lambda n, title: f"Chapter {n}\n\n{title}", "chapter"),
+    "right below": (lambda n, title: f"CHAPITRE {ROMAN[n]}\n{title.upper()}", "chapter"),
     "dash": (lambda n, title: f"PART {NUMBERS[n - 1]}--{title}", "part"),
     "german": (lambda n, title: f"{GERMAN[n - 1]} Kapitel", "chapter"),
     "french": (lambda n, title: f"Chapitre {n} : {title}", "chapter"),
@@ -88,6 +89,11 @@ def test_headings_of_many_languages(form: str) -> None:
     assert [one.end for one in found] == [*starts[1:], len(document.text)]
     if form != "german":
         assert [one.title.casefold() for one in found] == [one.casefold() for one in TITLES]
+
+
+def test_a_sentence_right_below_a_number_is_no_title() -> None:
+    articles = [f"Article {n}\nNobody owns the {word}." for n, word in enumerate(WORDS, 1)]
+    assert not any(one.title for one in find_sections(read("\n\n".join(articles))))
 
 
 def test_narratives_inside_periods_and_parts_without_numbers() -> None:
@@ -141,6 +147,17 @@ def test_an_index_at_the_end() -> None:
     assert text[start:end] == text[text.index("INDEX") :].rstrip("\n")
 
 
+def test_a_contents_page_that_is_a_numbered_list_of_numbered_chapters() -> None:
+    """As the navigation of an EPUB is, whose chapters have numbers of their own."""
+    lines = [f"{n}. {ROMAN[n]}. {title}" for n, title in enumerate(TITLES, 1)]
+    text = book(FORMS["roman"][0], ["Contents", "", *lines])
+    ((start, end),) = find_contents(read(text))
+    assert text[start:end].splitlines()[-5:] == lines
+
+
+TALK = [f"“Is it the {word}?”" for word in WORDS[1:9]]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,6 +167,7 @@ def test_an_index_at_the_end() -> None:
         "Table\n\n" + "\n".join(f"{word}      {n}" for n, word in enumerate(WORDS)) + "\n",
         "To buy:\n\n" + "\n".join(f"{n}. Fresh {word}" for n, word in enumerate(WORDS, 1)),
         prose(5) + "\n\nChapter 2 tells why.\n\n" + prose(6),
+        "\n\n".join([*TALK, *(f"{prose(n, 1)}\n\n{one}" for n, one in enumerate(TALK))]),
     ],
 )  # fmt: skip
 def test_what_is_no_contents_page_and_no_chapter(text: str) -> None:
@@ -172,6 +190,23 @@ def test_numbered_sections_of_a_pdf_without_bookmarks() -> None:
     for one in found:  # a section holds those whose numbers begin with its own
         inside = [other.number for other in found if one.start <= other.start < one.end]
         assert inside == [n for n in numbers if f"{n}.".startswith(f"{one.number}.")]
+
+
+def test_sections_of_numbered_chapters_whose_pages_repeat_the_chapter() -> None:
+    """Section 2.1 follows 1.2 though `2` has a word before it; a head of a page ends no section."""
+    pages, headings = list[str](), list[str]()
+    for chapter, name in enumerate(TITLES, 1):
+        head = f"Chapter {chapter} {name}"
+        first, second = (f"{chapter}.{n} {WORDS[n].title()} of {name}" for n in (1, 2))
+        pages += [
+            f"{head}\n{first}\n{prose(chapter)}",
+            f"{head}\n{second}\n{prose(-chapter)}",
+            head,
+        ]
+        headings += [head, first, second]
+    found = find_sections(read("\n".join(pages).replace("\n\n", "\n")))
+    assert [one.heading for one in found] == headings
+    assert [one.end for one in found[2:-1:3]] == [one.start for one in found[3::3]]
 
 
 def test_unnumbered_parts_and_appendices_around_numbered_chapters() -> None:

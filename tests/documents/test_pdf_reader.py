@@ -102,6 +102,17 @@ def test_heads_of_several_lines_and_heads_that_a_browser_writes_next_to_the_foot
     assert remove_running_heads(above) == [above[0], *facts[1:]]
 
 
+@pytest.mark.parametrize("head", ["Chapter 2 Geese", "{} CHAPTER 2. GEESE", "2.1. GEESE {}"])
+def test_heads_that_name_a_chapter_are_left_out_but_for_the_first(head: str) -> None:
+    facts = [f"Net {net}\nlies on\nboat {n * n + 70}" for n, net in enumerate("abcdefghi")]
+    pages = [*facts[:3], *(f"{head.format(n)}\n{facts[n]}" for n in range(3, 6)), *facts[6:]]
+    assert remove_running_heads(pages) == [*facts[:3], pages[3], *facts[4:]]
+    rows = [
+        f"Chapter 2 {net.upper()}\n{fact}" for net, fact in zip("abcdefghi", facts, strict=True)
+    ]
+    assert remove_running_heads(rows) == rows
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_short_pdfs_lose_lines_that_are_surely_page_numbers_alone(count: int) -> None:
     facts = [f"Lamp {n}\nstands in\nhall {n * n + 5}" for n in range(count)]

@@ -18,7 +18,15 @@ from esa_cli.documents.document import Document
 from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.qa.answering.question_parts import join_replies
-from esa_cli.qa.answering.reply import NEEDS_READER, NOT_TOLD, Certainty, Quotation, Reply, Turn
+from esa_cli.qa.answering.reply import (
+    NEEDS_READER,
+    NOT_TOLD,
+    Certainty,
+    Quotation,
+    Reply,
+    Turn,
+    says_nothing_found,
+)
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.passage_answers import THOROUGH
@@ -91,7 +99,8 @@ def test_each_part_of_a_question_is_answered(asker: Esa) -> None:
     [
         (("answer", "answer"), ("answer", "Ann; Bob")),
         (("answer", "perhaps"), ("perhaps", "Ann; Bob")),
-        (("answer", "nothing"), ("perhaps", 'Ann; Nothing found that answers "Who is old?"')),
+        (("answer", "nothing"), ("perhaps", 'Ann; nothing found that answers "Who is old?"')),
+        (("nothing", "perhaps"), ("perhaps", 'Bob; nothing found that answers "Who is young?"')),
         (("nothing", "nothing"), ("nothing", "Ann")),
     ],
 )
@@ -99,11 +108,15 @@ def test_parts_are_as_certain_as_the_least_certain(
     certainties: tuple[Certainty, Certainty], joined: tuple[str, str]
 ) -> None:
     replies = [
-        Reply(text, certainty=certainty, quotations=(Quotation("a.txt", n, n + 3),))
+        Reply(
+            text, certainty=certainty, quotations=(Quotation("a.txt", n, n + 3),), names=("Ennick",)
+        )
         for n, (text, certainty) in enumerate(zip(("Ann", "Bob"), certainties, strict=True))
     ]
     reply = join_replies(["Who is young?", "Who is old?"], replies, 3)
     assert (reply.certainty, reply.text) == joined
+    assert says_nothing_found(reply.text) is False
+    assert bool(reply.names) == (joined[0] == "nothing"), "an answer is in the passages"
 
 
 def test_parts_with_the_same_answer_give_it_once() -> None:

@@ -131,6 +131,19 @@ def test_the_sieve() -> None:
     assert choose_passages_to_read(search, QUESTION, placed, least, all_passages=True) == every
 
 
+def test_contents_pages_are_read_with_all_passages_alone() -> None:
+    """Also those lines that are in a passage with other text."""
+    contents = "Contents\n\n" + "\n".join(f"{n}. Keeper {n} ..... {n}" for n in range(1, 40))
+    text = "\n\n".join([FILLER, contents, *[FILLER] * 40])
+    first = text.index(contents)
+    last = first + len(contents)
+    for every in (False, True):
+        chosen = choose_passages_to_read(PassageSearch(), QUESTION, [book(text)], None, every)[0]
+        assert any(one.start < last and first < one.end for one in chosen) == every
+        rest = 0, first - 5, last + 2, len(text) - 5
+        assert all(any(one.start <= at < one.end for one in chosen) for at in rest)
+
+
 @pytest.mark.parametrize("fitting", [3, 100, 400])
 def test_as_many_are_chosen_as_fit_equally(asker: Esa, fitting: int) -> None:
     """Whatever share of the text they are; of a few pages all are."""

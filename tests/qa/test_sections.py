@@ -157,6 +157,18 @@ def test_a_number_that_no_section_has_is_said(question: str, missing: str) -> No
     assert describe_missing_section(question, [document(RAIN)]) == ""
 
 
+def test_a_section_whose_heading_is_not_recognised_is_not_denied() -> None:
+    numbers = ["1", "1.1", "1.2", "2", "2.1", "7.4"]
+    text = "\n\n".join(f"{number} Lamps\n\n{RAIN}" for number in numbers)
+    assert "7.4" not in {one.number for one in find_sections(document(text))}
+    missing = [
+        n
+        for n in ("7.4", "7.5")
+        if describe_missing_section(f"Explain section {n}", [document(text)])
+    ]
+    assert missing == ["7.5"]
+
+
 def test_the_document_that_has_the_section() -> None:
     other = document(PARTS[0].replace("CHAPTER I.", "CHAPTER VII."), "seven.txt")
     asked = find_asked_section("Summarise chapter 7", [document(), other])

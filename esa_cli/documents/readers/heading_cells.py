@@ -50,7 +50,7 @@ def _read_spans(cell: Any) -> tuple[int, int]:
 def has_names_above_numbers(rows: list[list[str]]) -> bool:
     """Returns True if the first of a table's rows has at least three different words, all rows have
     as many cells, and some column has numbers in all rows below that are not empty. Words have no
-    digits, except in names such as "From April 2023" or "2023", above other numbers."""
+    digits, except in names such as "From April 2023", "7 °C" or "2023", above other numbers."""
     names, below = rows[0] if rows else [], rows[1:]
     if len(names) < 3 or "" in names[1:] or len(set(names)) < len(names) or not below:
         return False
@@ -64,7 +64,12 @@ def has_names_above_numbers(rows: list[list[str]]) -> bool:
 
 
 def _is_name_above_numbers(name: str, cells: list[str]) -> bool:
-    """Whether a name with a digit is not as the cells below, which begin with a digit or a sign."""
+    """Whether a name with a digit is not as the cells below, which begin with a digit or a sign, or
+    have no letter next to a digit if the name has a unit."""
+    numbers = [cell for cell in cells if has_digit(cell)]
+    has_unit = _has_letter(name) and bool(numbers or name[0].isdecimal())
+    if has_unit and not any(map(_has_letter, numbers)):
+        return True
     if any(cell[0].isalpha() for cell in cells):
         return False
     return name[0].isalpha() or (is_year(name) and not all(map(is_year, cells)))
@@ -76,6 +81,10 @@ def is_year(text: str) -> bool:
 
 def has_digit(text: str) -> bool:
     return any(map(str.isdecimal, text))
+
+
+def _has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
 
 def format_rows(rows: list[list[str]]) -> str:

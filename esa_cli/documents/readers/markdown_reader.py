@@ -30,10 +30,11 @@ _MARKUP = re.compile(
     r"|(?P<embeds>!?)\[\[(?P<note>[^\[\]|\n]*)(?:\|(?P<alias>[^\[\]|\n]*))?\]\](?!\()"
     r"|!?\[(?P<linked>(?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]\((?:[^()\n]|\([^()\n]*\))*\)"
     r"|\*\*(?P<strong>[^\s*](?:[^*\n]*[^\s*])?)\*\*"
+    r"|(?<![\w*\\])\*(?P<italic>[^\s*.,;)](?:[^*\n]*[^\s*])?)\*(?![\w*])"
     rf"|(?P<tag><!--(?s:.{{0,2000}}?)-->|</?(?:{_TAGS})(?:\s[^<>]*)?/?>)",
     re.MULTILINE | re.IGNORECASE,
 )
-"""Code and TOML, which stay as they are, or a link, words in bold type, or a tag of HTML."""
+"""Code and TOML, which stay as they are, or a link, words in bold type or italics, or a tag."""
 _TABLE = re.compile(
     r"^ {0,3}(?P<fence>`{3,}|~{3,})(?s:.*?)(?:^ {0,3}(?P=fence)|\Z)"
     r"|^(?=[^\n|]*\|)(?P<names>[^\n]+)\n(?=[ \t|:]*-)(?P<rule>[ \t|:-]+)\n"
@@ -44,9 +45,9 @@ _TABLE = re.compile(
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown; headings are chapters. Links and bold type become their words, and tags of
-    HTML go, for a quotation is read without them. Rows of tables name their columns. The front
-    matter becomes a heading with the title and a table row. All lines stay where they were."""
+    """Reads Markdown; headings are chapters. Links, bold type and italics become their words, and
+    tags of HTML go, for a quotation is read without them. Rows of tables name their columns. The
+    front matter becomes a heading with the title and a row. All lines stay where they were."""
     text, encoding = decode_text_with_lf(data, name)
     text = _MARKUP.sub(_replace_markup, text)
     front, title, link = _FRONT_MATTER.match(text), None, None
@@ -62,14 +63,14 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
 
 
 def _replace_markup(found: re.Match[str]) -> str:
-    """Returns the words of a link, of bold type, of `[[note]]` and of `[[note|words]]`, the name of
+    """Returns the words of a link, bold type, italics, `[[note]]` and `[[note|words]]`, the name of
     what `![[name]]` shows, and the line ends of a tag; code stays as it is."""
     if found["tag"]:
         return "\n" * found[0].count("\n") or " " * (found[0][:3].lower() == "<br")
     if found["note"] is not None:
         return found["note"] if found["embeds"] else found["alias"] or found["note"].rstrip("\\")
-    words = found["strong"] if found["linked"] is None else found["linked"]
-    return found[0] if words is None else _MARKUP.sub(_replace_markup, words)
+    words = (found[name] for name in ("linked", "strong", "italic") if found[name] is not None)
+    return next((_MARKUP.sub(_replace_markup, one) for one in words), found[0])
 
 
 def _name_cells(found: re.Match[str]) -> str:

@@ -30,6 +30,9 @@ _PAGE_NUMBER = re.compile(
     r"(?i)(?<!\w)(?:page|pg|p|seite|blatt|p[aá]g(?:ina)?|sida|side|strona|strana|第)\W{0,2}#|^\W{0,3}#\W{0,3}$"
 )
 """Matches a line that says that # is the page's number."""
+_NUMBERED_HEADING = re.compile(
+    r"(?i:chapter|kapitel|chapitre|cap[ií]tulo|appendix|anhang) \w+\W+\w|\d+(?:\.\d+)+\.? [^\W\d_]"
+)
 _MAX_FRONT_MATTER = 40  # pages before page 1
 _MAX_LISTED = 12  # pages that a message lists
 _MAX_HEAD = 3  # lines of a running head or foot
@@ -118,9 +121,10 @@ def tidy_page_texts(page_texts: Sequence[str]) -> list[str]:
 
 def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
     """Removes the first and last lines that a third of the pages share but for the page's number,
-    at least four pages, or two if a number is surely the page's. The first head and the last foot
-    of a kind stay, since they part no sentence, unless they are only a number. A browser writes the
-    head after the page's text, next to the foot, so a head may have `_MAX_HEAD` lines."""
+    at least four pages, or two if a number is surely the page's; and the heading of a chapter above
+    two or more of its pages. The first head and the last foot of a kind stay, unless they are only
+    a number: the first may be the heading itself. A browser writes the head after the page's text,
+    next to the foot, so a head may have `_MAX_HEAD` lines."""
     out = [page.split("\n") for page in page_texts]
     of_count = re.compile(rf"# ?(?:/|\w+) ?{len(out)}(?!\d)")  # "1 of 3"
     for step in (1, -1):
@@ -135,7 +139,8 @@ def remove_running_heads(page_texts: Sequence[str]) -> list[str]:
             for (rest, offset), count in counts.items():
                 is_page = _PAGE_NUMBER.search(rest) or of_count.search(rest)
                 least = 2 if is_page and -_MAX_FRONT_MATTER <= offset <= 1 else 4
-                if count >= max(least, len(out) / 3):
+                is_heading = _NUMBERED_HEADING.match(rest.strip("# "))
+                if count >= (2 if is_heading else max(least, len(out) / 3)):
                     common.add((rest, offset))
             seen = {form for form in common if form[0] == "#"}
             for index in range(len(out))[::step]:

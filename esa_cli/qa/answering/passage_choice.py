@@ -21,15 +21,16 @@ _CITATION = re.compile(r"\[(\d+(?:\s*[,;]\s*\d+)*)\]")
 
 
 def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
-    """Returns up to `count` passages of a reply, each with its number, from 1, in the reply: those
-    that the answer of another model cites, or else the best ones that say something new."""
+    """Returns up to `count` passages of a reply: those that the answer of another model cites, with
+    their numbers in the reply, or else the best ones that say something new, numbered from 1."""
     from esa_cli.qa.finding.words import find_sentence_spans
 
     numbered = list(enumerate(reply.evidence, 1))
     cited = find_cited_numbers(reply)
-    chosen = [one for one in numbered if one[0] in cited]
-    known, unshown = set[str](), list(reply.quotations)
-    for number, passage in () if chosen else numbered:
+    if named := [one for one in numbered if one[0] in cited]:
+        return named[:count]
+    chosen, known, unshown = list[Passage](), set[str](), list(reply.quotations)
+    for passage in reply.evidence:
         spans = find_sentence_spans(passage.text)
         # A mail that answers another one quotes it behind `>`.
         texts = [re.sub(r"(?m)^[> ]+", "", passage.text[start:end]) for start, end in spans]
@@ -39,12 +40,12 @@ def choose_passages(reply: Reply, count: int) -> list[tuple[int, Passage]]:
         tells_more = share >= MIN_NEW and _says_something(new) and passage.weight >= NEGLIGIBLE
         if (quote := passage.quote) is not None:
             best = Quotation(passage.document, *quote)
-            tells_more &= not any(is_quoted(one, best) for _, one in chosen)
+            tells_more &= not any(is_quoted(one, best) for one in chosen)
         if tells_more or locate_quotations(passage, unshown):
             unshown = [one for one in unshown if not is_quoted(passage, one)]
-            chosen.append((number, passage))
+            chosen.append(passage)
             known.update(sentences)
-    return (chosen or numbered[:1])[:count]
+    return [*enumerate(chosen or reply.evidence[:1], 1)][:count]
 
 
 def find_cited_numbers(reply: Reply) -> set[int]:

@@ -67,13 +67,14 @@ def _split_sentence(sentence: str) -> list[str]:
 
 def join_replies(parts: Sequence[str], replies: Sequence[Reply], count: int) -> Reply:
     """Returns one reply to all parts of a question from the replies to each, with `count` passages,
-    by turns. It is as certain as the least certain of them; a part without an answer is named."""
+    by turns. It is as certain as the least certain of them; parts without an answer come last."""
     answered = [reply.certainty != "nothing" for reply in replies]
     if not any(answered):
         return replace(replies[0], total_s=sum(one.total_s for one in replies))
+    told = zip(answered, parts, replies, strict=True)
     texts = [
-        reply.text if is_answered else f'{NOT_TOLD.rstrip(".")} "{part}"'
-        for part, reply, is_answered in zip(parts, replies, answered, strict=True)
+        reply.text if is_answered else f'{NOT_TOLD.rstrip(".").lower()} "{part}"'
+        for is_answered, part, reply in sorted(told, key=lambda one: not one[0])
     ]
     all_certain = all(reply.certainty == "answer" for reply in replies)
     certainty: Certainty = "answer" if all_certain else "perhaps"
@@ -84,7 +85,7 @@ def join_replies(parts: Sequence[str], replies: Sequence[Reply], count: int) -> 
         weight = share if known is passage else known.weight + share
         evidence[passage.document, passage.start] = replace(known, weight=weight)
     return replace(
-        replies[0], text="; ".join(dict.fromkeys(texts)), certainty=certainty, found=True,
+        replies[0], text="; ".join(dict.fromkeys(texts)), certainty=certainty, found=True, names=(),
         evidence=tuple(evidence.values())[:count],
         quotations=tuple(chain(*(one.quotations for one in replies))),
         probability=min(one.probability or 0.0 for one in replies),

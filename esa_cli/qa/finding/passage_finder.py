@@ -226,12 +226,12 @@ class PassageFinder:
         pairs = zip(books, texts, strict=True)
         self.index = LexicalIndex([book.words or list_sentence_words(text) for book, text in pairs])
         self._has_names = capitals_indicate_names(texts)
-        contents = [find_contents(document) for document in self.documents]
+        self._contents = [find_contents(document) for document in self.documents]
         # The windows in contents pages and indexes, which answer nothing.
-        self._in_contents = {
+        self.in_contents = {
             number
             for number, window in enumerate(self.index.windows)
-            for start, end in contents[self.index.documents[number]]
+            for start, end in self._contents[self.index.documents[number]]
             if start <= (window.start + window.end) // 2 < end
         }
         documents = torch.tensor(self.index.documents, dtype=torch.long)
@@ -355,7 +355,7 @@ class PassageFinder:
     ) -> list[Passage]:
         """Returns the best `count` windows, but none that overlaps a better one by half or more.
         `order` are scores (windows,) of a reranker, by which windows are better."""
-        picked, overlapping = list[int](), set(self._in_contents)
+        picked, overlapping = list[int](), set(self.in_contents)
         order = scores.total if order is None else order
         bm25_count = 0 if scores.late is None else count // BY_WORDS
         for ranking, limit in ((order, count - bm25_count), (scores.words, count)):
@@ -388,12 +388,22 @@ class PassageFinder:
                     break  # windows are in the order of their beginnings and of their ends
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
-    def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
-        window = self.index.windows[window_number]
-        document = self.documents[self.index.documents[window_number]]
+    def make_window_passage(
+        self, window_number: int, scores: Tensor, is_whole: bool = False
+    ) -> Passage:
+        """Returns a window as a passage, unless `is_whole` without what it has of a contents page
+        that its middle is not in."""
+        number, window = self.index.documents[window_number], self.index.windows[window_number]
+        document, start, end = self.documents[number], window.start, window.end
+        is_whole = is_whole or window_number in self.in_contents
+        for first, last in () if is_whole else self._contents[number]:
+            if first <= start < last:
+                start = end - len(document.text[last:end].lstrip())
+            elif start < first < end <= last:
+                end = first
         score = float(scores[window_number])
         fields = {"score": score, "probability": 1 / (1 + math.exp(min(-score, 700.0)))}
-        return Passage.cut_from(document, window.start, window.end, **fields)
+        return Passage.cut_from(document, start, end, **fields)
 
     def place_at_words(self, passages: Sequence[Passage], question: str) -> list[Passage]:
         """Places passages at the question's words, as they may begin at the end of a page."""

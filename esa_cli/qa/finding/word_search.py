@@ -37,7 +37,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> tuple[list[Pa
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(replace(finder.make_window_passage(at, scores), probability=None))
+            passages.append(replace(finder.make_window_passage(at, scores, True), probability=None))
     return finder.place_at_words(passages, query), most, len(wanted)
 
 

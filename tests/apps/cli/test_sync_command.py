@@ -19,7 +19,7 @@ from esa_cli.apps.cli.commands import ingest_command
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.library_texts import FileChanges
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import NAME
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system import files
 
 
@@ -260,7 +260,7 @@ def ask(run_read_only: Esa, words: str, *more: str) -> Result:
 )
 @pytest.mark.parametrize("state", ["whole", "lost", "damaged", "unfinished"])
 def test_it_is_listed_searched_and_asked(run_read_only: Esa, disk: Path, state: str) -> None:
-    path = disk / "library" / NAME
+    path = LibraryPaths(disk / "library").catalogue
     if state == "lost":
         path.unlink()
     elif state == "damaged":

@@ -9,7 +9,7 @@ import pytest
 from selectolax.lexbor import LexborHTMLParser
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.answering.passage_choice import choose_passages
+from esa_cli.qa.answering.passage_choice import choose_passages, find_cited_numbers
 from esa_cli.qa.answering.question_parts import split_question
 from esa_cli.qa.answering.reply import (
     LONGEST,
@@ -146,7 +146,10 @@ def cut(first: str, last: str, weight: float = 0.3) -> Passage:
 
 def choose(*passages: Passage, count: int = 9, text: str = "nine", **reply: object) -> list[int]:
     made = Reply(text, passages, answered_from="text", **reply)  # type: ignore[arg-type]
-    return [number for number, _ in choose_passages(made, count)]
+    chosen = choose_passages(made, count)
+    if not find_cited_numbers(made):
+        assert [number for number, _ in chosen] == list(range(1, len(chosen) + 1))
+    return [1 + passages.index(passage) for _, passage in chosen]
 
 
 WHOLE = cut("The gate", "the town.")
@@ -193,6 +196,7 @@ def test_a_quoted_passage_is_always_shown() -> None:
 
 def test_cited_passages_keep_their_numbers() -> None:
     cited = "It opens at nine [2; 3], it says [9]."
-    assert choose(WHOLE, CONTENTS, MILL, text=cited) == [2, 3]
+    reply = Reply(cited, (WHOLE, CONTENTS, MILL), answered_from="text")
+    assert choose_passages(reply, 9) == [(2, CONTENTS), (3, MILL)]
     assert choose(WHOLE, CONTENTS, MILL, text=cited, certainty="answer") == [1, 3]
     assert choose(WHOLE, CONTENTS, MILL, text="It opens at nine.") == [1, 3]

@@ -250,11 +250,19 @@ def test_the_name_of_a_column_is_no_answer(quoted: str, value: str) -> None:
         ("Room | Price | Price next year | Included", True),
         ("Hall | 800 | 850 | meals", False),  # a row without names above it
         ("Flat 3 | 2023 | 2024 | meals", False),  # the cell below begins with letters as well
+        ("Room | 4 beds | 6 beds | Included", True),  # the numbers below have no unit
+        ("Hall | 800 kr | 850 | meals", False),
     ],
 )
 def test_a_first_row_names_columns_of_numbers(first: str, are_names: bool) -> None:
     rows = [first, "Flat 1 | 912 | 958 | meals", "Flat 2 | 964 | 1,015 | meals, laundry"]
     assert has_names_above_numbers([row.split(" | ") for row in rows]) == are_names
+
+
+@pytest.mark.parametrize(("cell", "are_names"), [("none", True), ("28", True), ("4 h", False)])
+def test_a_name_with_a_unit_stands_above_numbers_without_one(cell: str, are_names: bool) -> None:
+    rows = [["Germ", "7 °C", "20 °C"], ["coli", "none", "61"], ["aureus", cell, "96"]]
+    assert has_names_above_numbers(rows) == are_names
 
 
 def test_cells_end_before_the_next_name_and_rows_at_their_end() -> None:

@@ -40,8 +40,11 @@ COMMANDS = {
 }
 PLAIN_WORDS = {
     "exit": "/quit", "quit": "/quit", "bye": "/quit", "help": "/help", "clear": "/reset",
-    "thanks": "/thanks", "thank you": "/thanks", "/exit": "/quit", "/q": "/quit",
+    "/exit": "/quit", "/q": "/quit",
 }  # fmt: skip
+_THANKS = "thanks|thank you|thank you very much|thanks a lot|danke|danke schön|vielen dank|merci"
+_THANKS += "|merci beaucoup|gracias|muchas gracias|grazie|obrigado|obrigada|спасибо|谢谢"
+PLAIN_WORDS |= dict.fromkeys(_THANKS.split("|"), "/thanks")
 """What people type on a terminal, and the command that it means."""
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
@@ -129,7 +132,7 @@ class DocumentChat:
                 raise line
             line = line.strip()
             if self.stoppable:
-                line = PLAIN_WORDS.get(line.lower().rstrip(".!"), line)
+                line = PLAIN_WORDS.get(line.lower().strip(" .!¡"), line)
             if command := _COMMAND.fullmatch(line):
                 if command[1] == "/quit":
                     return False
