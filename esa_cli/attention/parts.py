@@ -16,7 +16,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
 from esa_cli.attention.window import SurveyPassComplete
-from esa_cli.errors import EsaError, PluginError, get_first_line
+from esa_cli.errors import NOT_BLAMED, EsaError, PluginError, get_first_line
 from esa_cli.system.machine import is_out_of_memory_error
 
 
@@ -200,9 +200,9 @@ def report_plugin_errors(method_parts: Mapping[str, object]) -> Iterator[None]:
     """Converts an exception in a plugin's code to a PluginError that names the plugin."""
     try:
         yield
-    except (EsaError, SurveyPassComplete):
+    except (EsaError, SurveyPassComplete, *NOT_BLAMED):
         raise
-    except Exception as error:
+    except BaseException as error:  # even SystemExit, which would end without an answer
         bases = (Selector, Score, Compressor, PositionEncoding)
         plugins = [
             f"{kind} {type(part).__name__}"

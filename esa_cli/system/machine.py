@@ -82,7 +82,7 @@ def measure_peak_memory(device: str = "cpu") -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def is_out_of_memory_error(error: Exception) -> bool:
+def is_out_of_memory_error(error: BaseException) -> bool:
     """Returns True if an error, such as a RuntimeError of torch, means that memory is exhausted."""
     words = ("can't allocate memory", "not enough memory")
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)

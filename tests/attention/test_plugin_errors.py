@@ -107,6 +107,13 @@ def test_bugs_of_our_own_stay_bugs() -> None:
         raise PresetError("for a person")
 
 
+def test_a_plugin_cannot_end_the_process() -> None:
+    with pytest.raises(PluginError, match="SystemExit"), report_plugin_errors({"s": Gives()}):
+        raise SystemExit(0)
+    with pytest.raises(KeyboardInterrupt), report_plugin_errors({"s": Gives()}):
+        raise KeyboardInterrupt
+
+
 class FailingMaps(Projection):
     """Maps that fail on more than the one key that is tried."""
 
