@@ -66,7 +66,7 @@ def test_standard_input_that_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "encoding", "known"),
     [
-        *(("né\n", mark, mark) for mark in ("utf-8-sig", "utf-16")),
+        *(("né\n", mark, mark) for mark in ("utf-8-sig", "utf-16", "utf-32")),
         ("“It’s a trap,” he said – and left… " * 3, "cp1252", "cp1252"),
         ("L’été, Benoît a mangé des crêpes à la crème chez sa sœur Zoë. ", "cp1252", "cp1252"),
         ("¿Dónde está el niño que soñó con la señora del jardín? ", "cp1252", "cp1252"),
@@ -232,6 +232,13 @@ def test_frequent_encodings_are_recognised(language: str) -> None:
         text = text * 10 + "nº 5"
     for encoding in KNOWN[language]:
         assert decode_text(text.encode(encoding), "a.txt")[0] == text
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_mark_says_width_and_order(encoding: str, order: str, tmp_path: Path) -> None:
+    data = "\ufeffGrüße, 世界\n".encode(f"{encoding}-{order}")
+    assert read_document(str(write(tmp_path, data))).text == "Grüße, 世界\n"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])

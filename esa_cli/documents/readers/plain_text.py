@@ -16,6 +16,8 @@ from esa_cli.errors import DocumentError
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark begins it
+    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
@@ -104,7 +106,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
     path = "FILE" if name == STDIN else shlex.quote(name)
     raise DocumentError(
         f"{label_document(name)} {problem}, and its encoding cannot be told reliably",
-        "convert the text to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
+        "convert the text to UTF-8 from its encoding, for example CP1252, CP1250 or GB18030: "
         f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
     )
 
