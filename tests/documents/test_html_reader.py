@@ -34,6 +34,11 @@ def test_html_paragraphs_lists_tables() -> None:
     assert chapters(found) == [("Head ing", "Head ing")]
 
 
+@pytest.mark.parametrize(("start", "first"), [("7", 7), ("9" * 5_000, 1), ("-5", 1), ("", 1)])
+def test_html_lists_with_odd_numbers(start: str, first: int) -> None:
+    assert html(f"<ol start='{start}'><li>a</ol>").text == f"{first}. a\n"
+
+
 def test_html_title_chapters_and_tails() -> None:
     found = readers.extract_text(
         b"<html><head><title>T</title></head><body>a<!-- c -->b<script></script>c"

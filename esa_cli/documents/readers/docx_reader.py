@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.heading_cells import HEAD, mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, parse_whole_number
 from esa_cli.documents.readers.zip_parts import ZipDocument
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -82,7 +82,7 @@ def _join_merged_cells(root: Any) -> None:
                 elif column in above:
                     above[column].set("rowspan", str(int(above[column].get("rowspan", "1")) + 1))
                     row.remove(cell)
-                column += _parse_whole_number(_read_value(cell, "tcPr/gridSpan"), 1)
+                column += parse_whole_number(_read_value(cell, "tcPr/gridSpan"), 1)
 
 
 def _mark_rows_that_a_style_makes_bold(root: Any, styles: Any) -> None:
@@ -129,10 +129,6 @@ def _read_value(element: Any, path: str) -> str | None:
     """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
-
-
-def _parse_whole_number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdecimal() else default
 
 
 class _ParagraphStyle(NamedTuple):
@@ -182,8 +178,8 @@ class _WordListNumbering:
         self._abstract = {id: _read_value(one, "abstractNumId") for id, one in numbers.items()}
         for element in numbering.findall(f"{W}abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
-                _parse_whole_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
-                    _parse_whole_number(_read_value(level, "start"), 1),
+                parse_whole_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
+                    parse_whole_number(_read_value(level, "start"), 1),
                     _read_value(level, "numFmt") or "decimal",
                     _read_value(level, "lvlText") or "",
                     _read_value(level, "pStyle"),
@@ -196,7 +192,7 @@ class _WordListNumbering:
         at the level that names the paragraph's style if `level` is None."""
         abstract = self._abstract.get(list_id) or ""
         levels = self._levels.get(abstract, {})
-        at = min(_parse_whole_number(level, 0), _LEVELS - 1)
+        at = min(parse_whole_number(level, 0), _LEVELS - 1)
         if level is None:
             at = next((n for n, known in levels.items() if known.style == style_name), 0)
         here = levels.get(at)
@@ -313,8 +309,7 @@ class _WordToHtmlConverter:
 def _read_first_page_number(section: Any) -> int | None:
     """Returns the page number with which a section of a Word document restarts, or None."""
     number = None if section is None else section.find(f"{W}pgNumType")
-    start = "" if number is None else number.get(f"{W}start", "")
-    return int(start) if start.isdecimal() else None
+    return None if number is None else parse_whole_number(number.get(f"{W}start"), None)
 
 
 def _read_note_texts(zipped: ZipDocument, note_kind: str) -> dict[str, str]:

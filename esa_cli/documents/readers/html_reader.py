@@ -262,7 +262,7 @@ class _HtmlTextExtractor:
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""
-            out.page = int(number) if number.isdecimal() else out.page
+            out.page = text_builder.parse_whole_number(number, out.page)
 
     def _write_prefix_of_element(self, node: Any, tag: str, attributes: _Attributes) -> None:
         if tag == "br":
@@ -275,8 +275,7 @@ class _HtmlTextExtractor:
         elif tag == "q":
             self._write_text("“")
         elif tag in _LISTS:
-            start = attributes.get("start") or "1"
-            first = int(start) if start.isdecimal() else 1
+            first = text_builder.parse_whole_number(attributes.get("start"), 1)
             self._lists.append(first if tag == "ol" else None)
         elif tag == "li":
             number = self._lists[-1] if self._lists else None

@@ -7,11 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from esa_cli.errors import DocumentError
 
 STDIN = "standard input"
+_Default = TypeVar("_Default")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")
 _RAISED = re.compile(r"[+−-]?\d+(?:[,–-]\s?\d+)*")
 _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
@@ -142,6 +143,11 @@ class TextBuilder:
 def replace_unprintable(text: str) -> str:
     """Replaces control characters and no-break spaces by as many spaces."""
     return _SURROGATE.sub("\ufffd", _UNPRINTABLE.sub(" ", text))
+
+
+def parse_whole_number(text: str | None, default: _Default) -> int | _Default:
+    """Returns the number of at most nine digits that an attribute has, or else `default`."""
+    return int(text) if text and text.isdecimal() and len(text) < 10 else default
 
 
 def label_document(document_name: str) -> str:
