@@ -132,6 +132,7 @@ def write_plugin_template(name: str, folder: str | Path) -> Path:
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         hint = f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all"
         raise PluginError(f"{name!r} cannot name a method", hint)
+    registry.refuse_reserved_method_name(name)
     selectors = registry.PARTS["selector"]
     if name in selectors:
         problem = f"a selector {name!r} already exists, from {selectors.find_module(name)}"

@@ -55,7 +55,7 @@ def register(
             problem = f"cannot register {name!r}: no such kind {kind!r}"
             raise PluginError(problem, suggest_name(kind, KINDS))
         if kind == "selector":
-            _refuse_reserved_method_name(name)
+            refuse_reserved_method_name(name)
         fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
         if fields is None or "name" in {field.name for field in fields}:
             message = f"{kind} {name!r} must be a dataclass without a field called 'name'"
@@ -69,7 +69,7 @@ def register(
     return register_part_class
 
 
-def _refuse_reserved_method_name(name: str) -> None:
+def refuse_reserved_method_name(name: str) -> None:
     if name in RESERVED:
         message = f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}"
         hint = f"choose another name; in comparisons {name!r} means {RESERVED[name]}"
@@ -179,7 +179,7 @@ def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
     """Returns a decorator of a function that returns a method's settings. Raises PluginError."""
-    _refuse_reserved_method_name(name)
+    refuse_reserved_method_name(name)
 
     def register_settings_function(settings: Settings) -> Settings:
         origin = get_defining_module(settings)

@@ -162,6 +162,13 @@ def test_template_refuses_names(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", [*registry.RESERVED, *list(registry.PARTS["selector"])[:1]])
+def test_template_refuses_names_that_cannot_be_registered(name: str, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"already exists|must be none of"):
+        write_plugin_template(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_examples_of_the_page_conform(tmp_path: Path) -> None:
     text = (PLUGINS.parent / "docs" / "plugins.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
