@@ -115,7 +115,7 @@ def install_server_entry(client: str, options_of_mcp: list[str], is_confirmed: b
     servers = ServerList.find(client)
     beside = shutil.which("esa", path=str(Path(sys.executable).parent))
     program = beside or shutil.which("esa")
-    start = [program] if program else [sys.executable, "-m", "esa_cli"]
+    start = [program] if program else [sys.executable, "-P", "-m", "esa_cli"]
     entry = {**servers.fields, "command": start[0], "args": [*start[1:], "mcp", *options_of_mcp]}
     # A client on the desktop does not know the variables of a shell.
     given = {name: os.environ.get(name) for name in ("ESA_LIBRARY", "ESA_HOME")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ def test_a_new_file(esa: Esa, home: Path, client: str) -> None:
     assert os.access(server["command"], os.X_OK)
     assert server["command"] in result.out
     assert str(home / name) in result.out
+
+
+@pytest.mark.process
+def test_a_start_by_python_imports_nothing_from_a_client_s_folder(
+    esa: Esa, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    assert esa("mcp", "install", "cursor", "--yes").code == 0
+    (server,) = parse(home / FILES["cursor"][0])["mcpServers"].values()
+    (home / "esa_cli.py").write_text("raise SystemExit(9)")
+    start = [server["command"], *server["args"], "--help"]
+    assert subprocess.run(start, cwd=home, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("client", [one for one in CLIENTS if one != "codex"])
