@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -101,7 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, Exception) and not (
             was_interrupted and convert_to_esa_error(error) is None
         ):
-            return _print_error_and_get_exit_code(error, as_json="--json" in words)
+            return _print_error_and_get_exit_code(
+                error, as_json="--json" in takewhile("--".__ne__, words)
+            )
         if is_program:  # the process ends without what libraries do at its end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _print_error("interrupted")

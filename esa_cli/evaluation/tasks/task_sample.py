@@ -260,7 +260,7 @@ def plant_sentences(
 
 def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageError:
     message = f"{len(sentences)} planted sentences do not fit into {too_small_text}"
-    return UsageError(message, "ask for fewer --samples or a greater --len")
+    return UsageError(message, "ask fewer questions, or give a greater --len")
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:

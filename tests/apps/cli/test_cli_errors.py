@@ -70,6 +70,8 @@ def test_with_json_the_last_line_of_an_error_is_an_object(
         assert not out
         assert facts["exit_code"] == code
         assert facts["error"] in "".join(lines)
+    assert main(["ask", "--", str(tmp_path / "none.txt"), "--json"]) == 3
+    assert "{" not in capsys.readouterr().err, "after -- it is a word of the question"
 
 
 @pytest.mark.parametrize(
