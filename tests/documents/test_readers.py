@@ -76,6 +76,37 @@ class Upper:
         return ExtractedText(data.decode().upper())
 
 
+LATEX = r"""% \section{Not this}
+\section{Aims of $x$}\label{sec:aims}
+  \subsection[short]{First \emph{things} first}
+\subsection*{Thanks}
+\subsection{Second}
+\subsubsection{Deep}
+\section {Results}
+\subsection{New} and \section{in a line}
+\section{Broken {
+\appendix
+\section{Proofs}
+\subsection{Lemma}
+"""
+
+
+@pytest.mark.parametrize(("top", "shift"), [("", 0), ("\\chapter{One}\n", 1)])
+def test_latex_headings_have_the_numbers_of_latex(top: str, shift: int) -> None:
+    found = readers.extract_text((top + LATEX).encode(), "paper.tex")
+    assert found.text == top + LATEX
+    expected = ["1 Aims of x", "1.1 First things first", "Thanks", "1.2 Second", "1.2.1 Deep"]
+    expected += ["2 Results", "2.1 New"]
+    appendix = ["Appendix A Proofs", "A.1 Lemma"]
+    if shift:  # sections are below the chapter
+        expected = ["1 One", *(f"1.{one}" if one != "Thanks" else one for one in expected)]
+    told = [mark.chapter for mark in found.marks]
+    assert told[: len(expected)] == expected
+    assert shift or told[len(expected) :] == appendix
+    levels = [mark.level for mark in found.marks][: len(expected)]
+    assert levels == [1] * shift + [n + shift for n in (1, 2, 2, 2, 3, 1, 2)]
+
+
 @pytest.mark.usefixtures("scratch")
 def test_a_reader_is_added_and_asked_first() -> None:
     readers.register("upper")(Upper)

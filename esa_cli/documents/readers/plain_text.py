@@ -11,7 +11,7 @@ import shlex
 import string
 from contextlib import suppress
 
-from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, label_document
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError
 
 _MARKS = (
@@ -75,11 +75,42 @@ _UNLIKELY = re.compile("[\u2500-\u25a0ЂЃѓЉЊЌЋЏђљњќћџ‚\ue000-\uf8
 _MIN_FOREIGN = 40
 """Foreign characters, at least, by which an encoding is recognised."""
 
+_LATEX_HEADING = re.compile(
+    r"^[ \t]*\\(?P<kind>chapter|(?:sub){0,2}section)(?P<star>\*?)[ \t]*(?:\[[^\]\n]*\])?"
+    r"\{(?P<title>(?:[^{}\n]|\{[^{}\n]*\})*)\}|^[ \t]*\\appendix\b",
+    re.MULTILINE,
+)
+_LATEX_MARKUP = re.compile(r"\\[A-Za-z]+\*?|[{}$]")
+
 
 def read_plain_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code; only line endings change."""
     text, encoding = decode_text_with_lf(data, name)
     return ExtractedText(text, encoding=encoding)
+
+
+def read_latex(data: bytes, name: str) -> ExtractedText:
+    """Reads the source of a LaTeX document as it is; headings are chapters, with the numbers that
+    LaTeX gives them, such as `2.1`, or `B.1` after `\\appendix`."""
+    text, encoding = decode_text_with_lf(data, name)
+    found = [*_LATEX_HEADING.finditer(text)]
+    top = int(all(one["kind"] != "chapter" for one in found))
+    counts, marks, in_appendix = [0] * 4, list[Mark](), False
+    for one in found:
+        if not one["kind"]:
+            counts, in_appendix = [0] * 4, True
+            continue
+        level = 0 if one["kind"] == "chapter" else 1 + one["kind"].count("sub")
+        title = _LATEX_MARKUP.sub("", one["title"])
+        if not one["star"]:
+            counts[level:] = [counts[level] + 1, *[0] * (3 - level)]
+            numbers = [*map(str, counts[top : level + 1])]
+            if in_appendix:
+                numbers[0] = chr(ord("A") + (counts[top] - 1) % 26)
+            appendix = "Appendix " * (in_appendix and level == top)
+            title = f"{appendix}{'.'.join(numbers)} {title}"
+        marks.append(Mark(one.start(), chapter=" ".join(title.split()), level=level - top + 1))
+    return ExtractedText(text, tuple(marks), encoding=encoding)
 
 
 def decode_text_with_lf(data: bytes, name: str) -> tuple[str, str]:

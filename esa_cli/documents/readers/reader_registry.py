@@ -66,7 +66,7 @@ Reader = PluginReader | BuiltInReader
 _SOURCE_CODE = (
     ".txt", ".text", ".log", ".py", ".js", ".ts", ".jsx", ".tsx", ".vue", ".php", ".jinja",
     ".css", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".c", ".h", ".cpp",
-    ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".tex", ".rst", ".svelte",
+    ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".rst", ".svelte",
 )  # fmt: skip
 _TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_plain_text", in_child=False)
 BUILT_IN = {
@@ -75,6 +75,7 @@ BUILT_IN = {
         _TEXT,
         BuiltInReader("markdown", "Markdown", (".md", ".markdown", ".mdown", ".mkd"),
                       "markdown_reader", "read_markdown", in_child=False),
+        BuiltInReader("latex", "LaTeX", (".tex", ".ltx"), "plain_text", "read_latex", False, False),
         BuiltInReader("html", "HTML", (".html", ".htm", ".xhtml"), "html_reader", "read_html"),
         BuiltInReader("pdf", "a PDF", (".pdf",), "pdf_reader", "read_pdf", True),
         BuiltInReader("docx", "a Word document", (".docx", ".docm", ".dotx"),
