@@ -51,6 +51,24 @@ def test_docx_lists_tables_and_signs() -> None:
     )
 
 
+@pytest.mark.parametrize("title_is_heading", [False, True])
+def test_docx_first_row_of_one_cell_is_a_title(title_is_heading: bool) -> None:
+    cell = "<w:tc><w:tcPr><w:gridSpan w:val='{}'/></w:tcPr>{}</w:tc>".format
+    mark = "<w:trPr><w:tblHeader/></w:trPr>" * title_is_heading
+    rows = [mark + cell(3, make.paragraph("Rates"))]
+    for words in (("Room", "Day", "Night"), ("Hall", "10", "20")):
+        rows.append("".join(cell(1, make.paragraph(word)) for word in words))
+    table = "".join(f"<w:tr>{row}</w:tr>" for row in rows)
+    assert word(f"<w:tbl>{table}</w:tbl>").text == "Rates\n\nRoom: Hall; Day: 10; Night: 20\n"
+
+
+def test_docx_boxes_of_symbol_fonts_are_read_as_such() -> None:
+    found = word(
+        "".join(f'<w:p><w:r><w:sym w:char="{code}"/></w:r></w:p>' for code in ("F0FE", "F0A8"))
+    )
+    assert found.text.split() == ["☑", "☐"]
+
+
 def test_docx_hidden_places_of_text() -> None:
     """Content controls, links, insertions, notes and text boxes count; deletions do not."""
     run = "<w:r><w:t>{}</w:t></w:r>".format

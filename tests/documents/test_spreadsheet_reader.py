@@ -6,6 +6,7 @@ import csv
 import io
 import random
 import re
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -183,8 +184,9 @@ def test_merged_cells_of_other_rows_name_no_columns() -> None:
 @pytest.mark.parametrize(
     ("form", "value", "text"),
     [
-        ("[$£-809]#,##0.00", 1200, "£1200"), ("#,##0.00 [$€-407]", -7.5, "-7.5 €"),
+        ("[$£-809]#,##0.00", 1200, "£1200"), ("#,##0.00 [$€-407]", -7.5, "-7.50 €"),
         ('_-"£"* #,##0.00_-;-"£"* #,##0.00_-', -3, "-£3"), ('"USD" #,##0', 4, "USD 4"),
+        ("[$£-809]#,##0.00", 15.9, "£15.90"),
         ("[$CHF] #,##0", 4, "CHF 4"), ("[Red]#,##0", 4, "4"), ('0" km"', 4, "4"),
         ("[<10]0;0.0", 4, "4"), ("€", 4, "4"), ("0.0%", 0.5, "50%"),
     ],
@@ -341,13 +343,30 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
     found = readers.extract_text(saved_show(show), "a.pptx")
     assert found.text == (
         "Plan\n\none\ntwo\nhalf\n\nNotes: say it\nslowly\n\n"
-        "Costs\n2024\n\narea: 10^6\n\nname | sum\nAnn | 3\n\ngrouped\n\nlast\n"
+        "Costs\n2024\n\narea: 10^6\n\nname: Ann; sum: 3\n\ngrouped\n\nlast\n"
     )
     assert [(mark.page, mark.chapter) for mark in found.marks] == [
         (1, "Plan"), (2, "Costs 2024"), (3, "(hidden)"),
     ]  # fmt: skip
     assert found.missing == ()
     assert readers.extract_text(saved_show(show), STDIN) == found, "content tells it"
+
+
+@pytest.mark.parametrize(
+    ("first_row", "names", "text"),
+    [
+        (True, ("name", "sum"), "name: Ann; sum: 3"), (False, ("name", "sum"), "Ann | 3"),
+        (True, ("", "sum"), "Ann | 3"), (True, ("sum", "sum"), "Ann | 3"),
+    ],
+)  # fmt: skip
+def test_names_of_columns_on_a_slide(first_row: bool, names: Sequence[str], text: str) -> None:
+    show = pptx.Presentation()
+    table = slide(show, "Costs").shapes.add_table(2, 2, *BOX).table
+    table.first_row = first_row
+    for row, cells in enumerate((names, ("Ann", "3"))):
+        for column, cell in enumerate(cells):
+            table.cell(row, column).text = cell
+    assert readers.extract_text(saved_show(show), "a.pptx").text.splitlines()[-1] == text
 
 
 def test_presentation_says_what_is_missing() -> None:

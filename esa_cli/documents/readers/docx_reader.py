@@ -22,7 +22,10 @@ _FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
 _NOT_SHOWN = (_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}instrText")
 _SHOWN = frozenset(f"{W}{tag}" for tag in ("t", "drawing", "pict", "object", "sym"))
 _HTML_TAGS = {f"{W}tbl": "table", f"{W}tr": "tr", f"{W}tc": "td", f"{W}br": "br", f"{W}cr": "br"}
-_SYMBOLS = {"F0B7": "•", "F0A7": "▪", "F0E0": "→", "F0FC": "✓"}
+_SYMBOLS = {
+    "F0B7": "•", "F0A7": "▪", "F0E0": "→", "F0FC": "✓", "F0FB": "✗", "F0FE": "☑", "F0FD": "☒",
+    "F06F": "☐", "F0A8": "☐",
+}  # fmt: skip
 _SIGNS = {f"{W}tab": " ", f"{W}ptab": " ", f"{W}noBreakHyphen": "-"}
 _BULLET = "-"
 _LEVELS = 9

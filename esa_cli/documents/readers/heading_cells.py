@@ -4,7 +4,7 @@ A column's name is then written before each value. Where a document does not mar
 as a heading, a first row of three or more different words is one if some column has numbers in
 all rows below. A table of two columns may as well have names on its left side. Two marked rows
 are names if a cell of the first spans several columns or rows; other tables with several marked
-rows are all in bold type."""
+rows are all in bold type. A first row of one cell is a title, which becomes a line above."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def mark_heading_cells(root: Any) -> None:
             continue
         rows = [*table.iter("tr")]
         cells = [[*row.iter("td")] for row in rows]
+        while len(rows) > 2 and len(cells[0]) == 1 < len(cells[1]):  # a title
+            title = cells.pop(0)[0]
+            title.tag = "div"
+            table.addprevious(title)
+            row = rows.pop(0)
+            row.getparent().remove(row)
         if len(rows) < 2 or len(cells[0]) < 2:
             continue
         marked = [row.get("class") == HEAD or row.getparent().tag == "thead" for row in rows]

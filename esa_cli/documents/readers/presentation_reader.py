@@ -1,12 +1,14 @@
 """Reads PowerPoint presentations (pptx) with python-pptx; slides are pages, titles are chapters.
 
-The text of boxes, groups and tables keeps the order of the file. The notes of a slide follow it."""
+The text of boxes, groups and tables keeps the order of the file. The notes of a slide follow it.
+The first row of a table names the columns if the file marks it as a heading."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
+from esa_cli.documents.readers.heading_cells import format_rows
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_package
 from esa_cli.documents.readers.zip_parts import ZipDocument
 
@@ -39,9 +41,10 @@ def _write_shape_text(shape: Any, out: TextBuilder) -> None:
     elif shape.has_text_frame:
         _write_paragraph_texts(shape.text_frame, out)
     elif shape.has_table:
-        for row in shape.table.rows:
-            out.end_line()
-            out.flow(" | ".join(" ".join(cell.text.split()) for cell in row.cells))
+        rows = [[" ".join(cell.text.split()) for cell in row.cells] for row in shape.table.rows]
+        names, is_marked = rows[0], shape.table.first_row and len(rows) > 1
+        has_names = is_marked and len({*names, ""}) > len(names) > 1  # different words
+        out.add_exact_text(format_rows(rows) if has_names else "\n".join(map(" | ".join, rows)))
     elif shape.element.tag.endswith("}pic"):
         out.left_out["pictures"] += 1
         described = shape.element.xpath("string(.//p:cNvPr/@descr)")

@@ -5,8 +5,8 @@ remain as lines of text. Columns are numbered if no heading row names all of the
 a CSV file is the character that splits the first rows into equally many cells.
 
 A formula of a workbook is read as the value stored in the file. Dates have ISO format,
-percentages a %, and sums the currency that the file's format of numbers has. openpyxl does not
-parse the XML, because it loses rows that are out of order."""
+percentages a %, and sums the currency and decimals of the file's format of numbers. openpyxl
+does not parse the XML, because it loses rows that are out of order."""
 
 from __future__ import annotations
 
@@ -318,6 +318,9 @@ class _ExcelWorkbook:
         whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
         text = (str(int(value)) if whole else f"{value:.15g}") + "%" * share
         before, after = self._currencies[style] if style < len(self._currencies) else ("", "")
+        if before + after and "." in text:
+            places = form.partition(".")[2]
+            text += "0" * (len(places) - len(places.lstrip("0")) - len(text.partition(".")[2]))
         return "-" * (value < 0) + before + text.removeprefix("-") + after
 
 
