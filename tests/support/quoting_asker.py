@@ -9,7 +9,15 @@ from typing import Any
 
 from fake_asker import FakeAsker
 
-from esa_cli.qa.answering.reply import NOT_TOLD, HeatMap, Quotation, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import (
+    NOT_TOLD,
+    Certainty,
+    HeatMap,
+    Quotation,
+    Reply,
+    ShadedSpan,
+    Turn,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import find_sentence_spans
 
@@ -21,6 +29,7 @@ class QuotingAsker(FakeAsker):
         super().__init__(**more)
         self._evidence: tuple[Passage, ...] = ()
         self._asked: list[Any] = []
+        self.certainty: Certainty | None = None
 
     def ask(
         self,
@@ -50,6 +59,7 @@ class QuotingAsker(FakeAsker):
         return Reply(
             text, self._evidence[:evidence], first is not None, len(words), len(text.split()),
             0.1, 0.2, answered_from="text", quotations=quoted, sentences=self.sentences,
+            certainty=self.certainty,
         )  # fmt: skip
 
     def heat_maps(self) -> list[HeatMap]:

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from esa_cli import errors
+from esa_cli.qa.answering.passage_choice import choose_passages
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.system.machine import is_out_of_memory_error
 
@@ -282,7 +283,8 @@ class ChatCompletionMaker:
             "evidence", "found", "certainty", "answered_from", "read", "quotation", "quotations",
             "sentences", "missing_words", "foreign_languages",
         )  # fmt: skip
-        fields = {name: row[name] for name in names}
+        chosen = choose_passages(reply, len(reply.evidence))
+        fields = {name: row[name] for name in names} | {"shown": [number for number, _ in chosen]}
         return fields | {name: value for name, value in lists.items() if value}
 
 

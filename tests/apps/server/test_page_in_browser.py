@@ -173,6 +173,17 @@ def test_an_unsupported_sentence_is_underlined(visits: Visits) -> None:
     assert "1803, <b>." in tab.page.inner_text(".note")
 
 
+def test_passages_of_a_table_have_rows_and_none_comes_twice(visits: Visits) -> None:
+    row = "Mill of Brookfield; burned down; 1812.\n"
+    document = Document("mills.csv", "Town; fate; year.\n" + row * 3, "mills.csv", "", 9)
+    visits.asker.certainty = "answer"
+    tab = visits.open(fixed=[fake_book(document.text, document)])
+    tab.ask()
+    tab.page.wait_for_selector(".passage")
+    assert tab.page.locator(".passage").count() == 1
+    assert "row 2" in tab.page.inner_text(".passage")
+
+
 def test_keys(visits: Visits) -> None:
     tab = visits.open()
     page = tab.page

@@ -21,6 +21,7 @@ from esa_cli.apps.server import wire
 from esa_cli.apps.server.wire import ApiError, StoppedText
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import CheckedSentence, Quotation, Reply, Turn
+from esa_cli.qa.finding.passage import Passage
 
 
 def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
@@ -220,6 +221,15 @@ def test_requests_with_stop_sequences(live: LiveServer, asker: FakeAsker) -> Non
         assert "".join(one.delta.content or "" for one in pieces) == "It is nine. "
         assert pieces[-1].finish_reason == "stop"
     assert live.ask("one", stop="").choices[0].message.content == asker.answers["one"]
+
+
+def test_numbers_of_the_passages_that_are_shown() -> None:
+    texts = [("The mill burned down.", 0.6), ("The mill burned down.", 0.3), ("A cat slept.", 1e-9)]
+    places = ("a.txt", "a.txt", None, 1, None, 0, 9)
+    evidence = tuple(Passage(*places, text, weight=weight) for text, weight in texts)
+    reply = Reply("burned", evidence, True, 1, 1, 0.1, 0.2, answered_from="text")
+    [end] = wire.ChatCompletionMaker("fake").make_last_stream_chunks(reply, False)
+    assert (len(end["evidence"]), end["shown"]) == (3, [1])
 
 
 NAMES = list(wire.ChatRequest.model_fields)

@@ -32,8 +32,11 @@ const several = (number, noun) => `${Number(number).toLocaleString("en")} ${noun
 // Returns a part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
 const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
-function placeOf({ page, line, chapter, title, link }) {
-  const parts = [page === null ? "" : `page ${page.toLocaleString("en")}`, `line ${line.toLocaleString("en")}`];
+const TABLE = /\.(csv|tsv|tab|xl[st][xm])$/i;
+
+function placeOf({ document, page, line, chapter, title, link }) {
+  const unit = TABLE.test(document) ? "row" : "line";
+  const parts = [page === null ? "" : `page ${page.toLocaleString("en")}`, `${unit} ${line.toLocaleString("en")}`];
   return [...parts, ...[title, chapter, link].map((name) => safeName(name || ""))].filter(Boolean).join(" · ");
 }
 
@@ -129,7 +132,9 @@ async function askServer(messages, documents, signal, tell) {
       if (chunk.error) throw new Refusal(chunk.error.message, chunk.error.code);
       const choice = chunk.choices[0];
       if (choice && choice.delta.content) tell({ text: choice.delta.content });
-      if (choice && choice.finish_reason) last = { ...chunk, cut: choice.finish_reason === "length" };
+      if (!choice || !choice.finish_reason) continue;
+      const isShown = (one, index) => !chunk.certainty || chunk.shown.includes(index + 1); // else [2] may be cited
+      last = { ...chunk, evidence: chunk.evidence.filter(isShown), cut: choice.finish_reason === "length" };
     }
   }
 }
