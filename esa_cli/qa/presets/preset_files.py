@@ -69,7 +69,7 @@ def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
     known = list_preset_files()
     found = known.get(name) or known.get(FORMER.get(name, ""))
     if found is None:
-        hint = f"{suggest_name(name, list(known))}; `esa presets list` lists all"
+        hint = f"`esa presets list` lists all; {suggest_name(name, list(known))}"
         raise PresetError(f"unknown preset {name!r}", hint)
     return found
 

@@ -55,8 +55,8 @@ class ReaderChoice:
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{suggest_name(name, [*known, *SERVERS])}; a hub id is OWNER/NAME, and a server's "
-                "model is --reader ollama",
+                "a hub id is OWNER/NAME, and a server's model is --reader ollama; "
+                + suggest_name(name, [*known, *SERVERS]),
             )
         return cls(ref=ref)
 

@@ -56,7 +56,10 @@ def test_list_and_show(run: Run, library: Library) -> None:
     assert [document["key"] for document in data["documents"]] == [entry.key]
     shown = run("show", entry.id[:6])
     assert all(word in shown for word in (entry.key, "book.txt", "native", "/books/"))
-    assert json.loads(run("show", "book.txt", "--json"))["tokens"] == 40
+    assert "created     20" in shown, "a date"
+    assert "identity" not in shown
+    assert json.loads(run("show", "book.txt", "--json"))["identity"] == entry.identity
+    assert not {"preset", "rows"} & {*listed.split()}, "alike for all"
 
 
 def test_what_is_damaged_is_listed_verified_and_removed(run: Run, library: Library) -> None:

@@ -24,6 +24,8 @@ library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
 """The argument of `esa library copy` that means the library, and not a folder or archive."""
 _STATES = {LibraryFileVersionError: "of another format", UnreadableError: "unreadable"}
+_FOR_PROGRAMS = ("bytes", "identity", "layout")
+"""Facts of a document that `--json` alone prints."""
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
 Id = Annotated[str, argument("ID", _ID, autocompletion=complete_document_names)]
@@ -60,7 +62,7 @@ def list_documents(
                 entry.id,
                 f"{entry.tokens:,}",
                 format_size(entry.nbytes),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
+                _format_date(entry.used),
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage_reason else entry.kv_format,
                 _format_name_or_damage(entry) + " (former)" * (entry in former),
@@ -68,7 +70,11 @@ def list_documents(
             for entry in entries
         ]
         headers = ("id", "tokens", "size", "used", "preset", "rows", "document")
-        terminal.print_table(headers, rows)
+        constant = {at for at in (4, 5) if len({row[at] for row in rows}) == 1}
+        kept = [at for at in range(len(headers)) if at not in constant]
+        terminal.print_table(
+            [headers[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        )
         catalogue = format_size(stored.catalogue_file_size)
         print(f"{format_size(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
     else:
@@ -97,6 +103,9 @@ def show_document(
     else:
         facts = entry.to_json()
         facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
+        facts |= {name: _format_date(facts[name]) for name in ("created", "used") if name in facts}
+        facts["missing"] = "; ".join(facts.get("missing", ()))
+        facts = {name: fact for name, fact in facts.items() if name not in _FOR_PROGRAMS}
         terminal.print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
 
@@ -235,13 +244,17 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
         matches = stored.match_entries(name)
         if not matches:
             known = {entry.name for entry in stored.entries()}
-            hint = f"{suggest_name(name, known)}; `esa library list` lists all"
+            hint = f"`esa library list` lists all; {suggest_name(name, known)}"
             raise UsageError(f"the library has no document {name}", hint)
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
             raise UsageError(f"name or id {name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
+
+
+def _format_date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds)) if seconds else ""
 
 
 def _format_name_or_damage(entry: LibraryEntry) -> str:
