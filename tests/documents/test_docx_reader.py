@@ -329,5 +329,5 @@ def test_odt_is_told_by_content_and_refused_in_words() -> None:
     assert "damaged or cut off" in refused(make.zipped({"x": "y"}), "a.odt").message
     other = make.odt("", more={"content.xml": make.odt_part("office:document-content", "")})
     assert "damaged or cut off" in refused(other, "a.odt").message
-    sheet = make.zipped({"mimetype": "application/vnd.oasis.opendocument.spreadsheet"})
-    assert "xlsx" in refused(sheet, "a.ods").hint
+    slides = make.zipped({"mimetype": "application/vnd.oasis.opendocument.presentation"})
+    assert "docx" in refused(slides, "a.odp").hint

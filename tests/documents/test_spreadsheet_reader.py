@@ -23,9 +23,10 @@ from pptx.util import Inches
 from reader_checks import changed, chapters, refused, text_of
 
 from esa_cli.documents import readers
-from esa_cli.documents.document import read_document
+from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers import ExtractedText
 from esa_cli.documents.readers.text_builder import STDIN, Mark
+from esa_cli.qa.finding.passage import Passage
 
 
 def workbook(**sheets: Any) -> openpyxl.Workbook:
@@ -350,6 +351,44 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
     ]  # fmt: skip
     assert found.missing == ()
     assert readers.extract_text(saved_show(show), STDIN) == found, "content tells it"
+
+
+def ods_row(*cells: str, times: int = 1) -> str:
+    """A row of cells, each a text, or the attributes of a cell and its text after a bar."""
+    made = ""
+    for cell in cells:
+        attributes, _, text = cell.rpartition("|")
+        comment = "<office:annotation><text:p>no</text:p></office:annotation>" * (text == "Ulm")
+        shown = f"{comment}<text:p>{text}</text:p>" * bool(text)
+        made += f"<table:table-cell {attributes}>{shown}</table:table-cell>"
+    return f'<table:table-row table:number-rows-repeated="{times}">{made}</table:table-row>'
+
+
+def test_opendocument_spreadsheet_is_read_as_the_same_workbook() -> None:
+    repeated, spans = 'table:number-columns-repeated="{}"|'.format, 'table:number-rows-spanned="2"|'
+    empty = ods_row(repeated(16_384), times=1_000_000)
+    sheets = {
+        "A": ods_row("name", "town", "since")
+        + ods_row("Ann", f"{spans}Ulm", 'office:date-value="2024-05-01"|05/01/24')
+        + ods_row("Bob", "", 'office:date-value="2024-05-02T10:30:00"|05/02/24')
+        + ods_row(repeated(2) + "Cy", "3", times=2) + empty,
+        "B": empty, "C": empty[:0] + ods_row("", "x"),
+    }  # fmt: skip
+    book = workbook(
+        A=[
+            ("name", "town", "since"), ("Ann", "Ulm", date(2024, 5, 1)),
+            ("Bob", None, datetime(2024, 5, 2, 10, 30)), ("Cy", "Cy", "3"), ("Cy", "Cy", "3"),
+        ],
+        B=[], C=[(None, "x")],
+    )  # fmt: skip
+    book["A"].merge_cells("B2:B3")
+    for name in ("a.ods", STDIN):
+        found = readers.extract_text(make.ods(sheets), name)
+        assert (found.text, found.marks) == (read(book).text, read(book).marks)
+        assert found.missing == ("comments are left out: 1",)
+    document = Document("a.ods", found.text, "a.ods", "", 9, found.marks)
+    at = found.text.index("name: Bob")
+    assert Passage.cut_from(document, at, at + 9).describe_place() == "a.ods, A, row 3"
 
 
 @pytest.mark.parametrize(

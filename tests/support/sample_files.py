@@ -289,6 +289,22 @@ def odt_part(tag: str, inside: str) -> str:
     return f"<{tag} {spaces}>{inside}</{tag}>"
 
 
+def ods(tables: Mapping[str, str]) -> bytes:
+    """An OpenDocument spreadsheet with these sheets, each of XML elements of rows."""
+    sheets = (
+        f'<table:table table:name="{name}">{rows}</table:table>' for name, rows in tables.items()
+    )
+    content = (
+        f"<office:body><office:spreadsheet>{''.join(sheets)}</office:spreadsheet></office:body>"
+    )
+    return zipped(
+        {
+            "mimetype": "application/vnd.oasis.opendocument.spreadsheet",
+            "content.xml": odt_part("office:document-content", content),
+        }
+    )
+
+
 def odt(body: str, styles: str = "", more: Mapping[str, str] | None = None) -> bytes:
     """An OpenDocument text with this body, styles of its own, and other parts by their name."""
     content = (

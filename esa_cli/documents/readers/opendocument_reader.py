@@ -1,4 +1,4 @@
-"""Reads paragraphs, tables, lists and notes of OpenDocument texts (odt); headings become chapters.
+"""Reads OpenDocument texts (odt), of which headings become chapters, and spreadsheets (ods).
 
 The elements of OpenDocument are renamed to HTML elements, whose text the HTML reader extracts.
 Pages are counted by the page marks of the program that last saved the document. The lines of
@@ -10,6 +10,9 @@ from typing import Any
 
 from esa_cli.documents.readers.heading_cells import mark_heading_cells
 from esa_cli.documents.readers.html_reader import parse_html, write_html_text
+from esa_cli.documents.readers.sheet_tables import MergedCells, Rows, copy_merged_cells
+from esa_cli.documents.readers.spanned_cells import MAX_COLUMNS, MAX_ROWS
+from esa_cli.documents.readers.spreadsheet_reader import write_sheet
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder
 from esa_cli.documents.readers.zip_parts import ZipDocument, make_password_error
 
@@ -34,16 +37,57 @@ _NOT_SHOWN = (
 _LINES = "//text:p[not(.//text:page-number)]"
 _HEADER_LINES, _FOOTER_LINES = f"//style:header{_LINES}", f"//style:footer{_LINES}"
 _RAISED = "//style:style[starts-with(style:text-properties/@style:text-position, 'super')]"
+_TABLE = f"{{{_SPACES['table']}}}"
+_COUNTS = ("number-columns-repeated", "number-columns-spanned", "number-rows-spanned")
+_DATE = f"{{{_SPACES['office']}}}date-value"
 _STYLE_NAME = f"{{{_SPACES['style']}}}name"
 _STYLE = "//style:style[@style:family='paragraph']"
 _BREAK = "style:paragraph-properties/@fo:break-before"
 _NEW_PAGE = f"{_BREAK}[.='page'] | @style:master-page-name[string()]"
 
 
-def read_odt(data: bytes, name: str) -> ExtractedText:
+def _open_zip(data: bytes, name: str) -> ZipDocument:
     zipped = ZipDocument(data, name)
     if _MANIFEST in zipped and b"encryption-data" in zipped.read_file(_MANIFEST):
         raise make_password_error(name)
+    return zipped
+
+
+def read_ods(data: bytes, name: str) -> ExtractedText:
+    out = TextBuilder()
+    content = _open_zip(data, name).parse_xml("content.xml")
+    for table in _find_elements(content, "//office:spreadsheet/table:table"):
+        write_sheet(table.get(f"{_TABLE}name", ""), _read_sheet_rows(table), out)
+    for what, path in (
+        ("comments", "//office:annotation"),
+        ("charts and pictures", "//draw:frame"),
+    ):
+        if count := len(_find_elements(content, path)):
+            out.left_out[what] = count
+    return out.result()
+
+
+def _read_sheet_rows(table: Any) -> Rows:
+    """Returns the rows of a sheet that have cells. A cell that stands for several is copied."""
+    rows, merged, number = Rows(), list[MergedCells](), 1
+    for row in _find_elements(table, ".//table:table-row"):
+        cells, column = dict[int, str](), 1
+        for cell in _find_elements(row, "table:table-cell | table:covered-table-cell"):
+            count, columns, below = (int(cell.get(_TABLE + what, "1")) for what in _COUNTS)
+            lines = ("".join(p.itertext()) for p in _find_elements(cell, "text:p"))
+            if text := cell.get(_DATE, "").replace("T", " ") or " ".join(lines):
+                cells |= dict.fromkeys(range(column, column + min(count, MAX_COLUMNS)), text)
+                merged.append(MergedCells(column, number, column + columns - 1, number + below - 1))
+            column += count
+        count = int(row.get(f"{_TABLE}number-rows-repeated", "1"))
+        rows |= {number + at: dict(cells) for at in range(min(count, MAX_ROWS)) if cells}
+        number += count
+    copy_merged_cells(rows, merged)
+    return rows
+
+
+def read_odt(data: bytes, name: str) -> ExtractedText:
+    zipped = _open_zip(data, name)
     content, styles = zipped.parse_xml("content.xml"), zipped.parse_xml_if_any("styles.xml")
     [body] = _find_elements(content, "//office:body/office:text")
     out = TextBuilder()

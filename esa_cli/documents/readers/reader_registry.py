@@ -86,6 +86,8 @@ BUILT_IN = {
                       "presentation_reader", "read_presentation", True),
         BuiltInReader("odt", "an OpenDocument text", (".odt", ".ott"),
                       "opendocument_reader", "read_odt", True),
+        BuiltInReader("ods", "an OpenDocument spreadsheet", (".ods", ".ots"),
+                      "opendocument_reader", "read_ods", True),
         BuiltInReader("epub", "an EPUB book", (".epub",), "epub_reader", "read_epub", True),
         BuiltInReader("mail", "a mail", (".eml",), "mail_reader", "read_mail"),
         BuiltInReader("ipynb", "a Jupyter notebook", (".ipynb",),
@@ -93,10 +95,16 @@ BUILT_IN = {
         BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "spreadsheet_reader", "read_csv"),
     )
 }  # fmt: skip
+TABLES = (BUILT_IN["csv"], BUILT_IN["sheets"], BUILT_IN["ods"])
+"""The formats whose lines are rows."""
 
 _MAIN_PARTS = {
     "xl/workbook.xml": "sheets", "ppt/presentation.xml": "presentation",
     "META-INF/container.xml": "epub", "word/document.xml": "docx",
+}  # fmt: skip
+_MIME_TYPES = {
+    b"vnd.oasis.opendocument.text": "odt", b"vnd.oasis.opendocument.spreadsheet": "ods",
+    b"epub+zip": "epub",
 }  # fmt: skip
 _MAX_PARTS = 1 << 16
 """Parts of a zip that are listed to recognise its format; more take minutes and gigabytes."""
@@ -113,10 +121,9 @@ def _recognise_zip_format(head: bytes) -> str:
     import io
     import zipfile
 
-    if head[30:].startswith(b"mimetypeapplication/vnd.oasis.opendocument.text"):
-        return "odt"
-    if head[30:58] == b"mimetypeapplication/epub+zip":
-        return "epub"
+    for kind, zip_format in _MIME_TYPES.items():
+        if head[30:].startswith(b"mimetypeapplication/" + kind):
+            return zip_format
     found = [part for part in _MAIN_PARTS if part.encode() in head]
     if found and head.count(b"PK\1\2") <= _MAX_PARTS:
         with suppress(Exception):  # a damaged index, which the reader will report

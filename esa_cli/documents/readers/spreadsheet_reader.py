@@ -198,7 +198,7 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
     workbook = _ExcelWorkbook(zipped, name)
     for title, part in workbook.sheets.items():
         if part in zipped:
-            workbook.write_sheet(title, part, out)
+            write_sheet(title, workbook.read_sheet_rows(part), out)
         else:
             missing.append(f"the sheet {title} is named but not in the file")
     if workbook.uncomputed:
@@ -251,23 +251,9 @@ class _ExcelWorkbook:
         self._formats = [formats.get(number, "General") for number in numbers]
         self._currencies = [_find_currency(custom.get(number, "")) for number in numbers]
 
-    def write_sheet(self, title: str, sheet_path: str, out: TextBuilder) -> None:
-        """Writes a sheet's title and values as lines, without empty rows and columns."""
-        rows = self._read_sheet_rows(sheet_path)
-        if not rows:
-            return
-        out.start_paragraph()
-        out.chapter, out.row = title, None
-        out.add_exact_text(f"Sheet: {title}")
-        for table in divide_into_tables(rows):
-            for block in _format_sheet_table(table):
-                out.row = block.row
-                out.end_line()
-                out.add_exact_text(block.text.rstrip("\n"))
-
-    def _read_sheet_rows(self, sheet_path: str) -> Rows:
-        """Returns the rows of a sheet; of a cell that occurs twice, the last counts. Several empty
-        rows become one, which may separate a title from a table."""
+    def read_sheet_rows(self, sheet_path: str) -> Rows:
+        """Returns the rows of a sheet that have cells; of a cell that occurs twice, the last
+        counts."""
         cells, merged, number = Rows(), list[MergedCells](), 0
         for element in self._zipped.iterate_xml_elements(sheet_path, "{*}row", "{*}mergeCell"):
             if element.get("ref"):
@@ -280,12 +266,7 @@ class _ExcelWorkbook:
                 if text := self._format_cell(cell):
                     cells.setdefault(number, {})[column] = text
         copy_merged_cells(cells, merged)
-        rows = Rows()
-        for number in sorted(cells):
-            if rows and number - 1 not in cells:
-                rows[number - 1] = {}
-            rows[number] = cells[number]
-        return rows
+        return cells
 
     def _format_cell(self, cell: Any) -> str:
         """Returns a cell's value as text; the text is empty if the cell has no value."""
@@ -322,6 +303,25 @@ class _ExcelWorkbook:
             places = form.partition(".")[2]
             text += "0" * (len(places) - len(places.lstrip("0")) - len(text.partition(".")[2]))
         return "-" * (value < 0) + before + text.removeprefix("-") + after
+
+
+def write_sheet(title: str, cells: Rows, out: TextBuilder) -> None:
+    """Writes a sheet's title and values as lines, without empty rows and columns."""
+    if not cells:
+        return
+    out.start_paragraph()
+    out.chapter, out.row = title, None
+    out.add_exact_text(f"Sheet: {title}")
+    rows = Rows()
+    for number in sorted(cells):
+        if rows and number - 1 not in cells:
+            rows[number - 1] = {}  # for several: it may separate a title from a table
+        rows[number] = cells[number]
+    for table in divide_into_tables(rows):
+        for block in _format_sheet_table(table):
+            out.row = block.row
+            out.end_line()
+            out.add_exact_text(block.text.rstrip("\n"))
 
 
 def _format_sheet_table(table: Rows) -> list[TableRows]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from esa_cli.documents.document import Document
 from esa_cli.documents.outline import find_place
-from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
+from esa_cli.documents.readers.reader_registry import BUILT_IN, TABLES, choose_reader
 
 _PLACE = ("page", "line", "chapter", "title", "link")
 
@@ -65,7 +65,7 @@ class Passage:
         path = path or self.document
         reader = choose_reader(b"", self.source)
         parts = [path] if self.page is None else [path, f"page {self.page:,}"]
-        if self.page is None and reader in (BUILT_IN["csv"], BUILT_IN["sheets"]):
+        if self.page is None and reader in TABLES:
             return ", ".join([path, *self.list_names(), f"row {self.line:,}"])
         if self.page is None and reader in (BUILT_IN["text"], BUILT_IN["markdown"]):
             parts = [f"{path}:{self.line}"]

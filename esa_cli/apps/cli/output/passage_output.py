@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
 from esa_cli.documents.document import is_table_row
-from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
+from esa_cli.documents.readers.reader_registry import BUILT_IN, TABLES, choose_reader
 from esa_cli.qa.answering.reply import Quotation, locate_quotations
 from esa_cli.qa.finding.passage import Passage
 
@@ -135,7 +135,7 @@ def _find_meaningful_lines(path: str, text: str) -> list[tuple[int, int]]:
     if reader is BUILT_IN["markdown"]:
         return [(code.start() - 1, code.end() + 1) for code in _CODE.finditer(text)]
     is_code = reader is BUILT_IN["text"] and PurePath(path.lower()).suffix not in _PROSE
-    return [(0, len(text))] * (is_code or reader in (BUILT_IN["csv"], BUILT_IN["sheets"]))
+    return [(0, len(text))] * (is_code or reader in TABLES)
 
 
 def _choose_white_space(

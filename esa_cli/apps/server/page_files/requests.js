@@ -32,7 +32,7 @@ const several = (number, noun) => `${Number(number).toLocaleString("en")} ${noun
 // Returns a part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
 const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
-const TABLE = /\.(csv|tsv|tab|xl[st][xm])$/i;
+const TABLE = /\.(csv|tsv|tab|xl[st][xm]|o[dt]s)$/i;
 
 function placeOf({ document, page, line, chapter, title, link }) {
   const unit = TABLE.test(document) ? "row" : "line";
