@@ -90,6 +90,8 @@ BUILT_IN = {
                       "opendocument_reader", "read_ods", True),
         BuiltInReader("epub", "an EPUB book", (".epub",), "epub_reader", "read_epub", True),
         BuiltInReader("mail", "a mail", (".eml",), "mail_reader", "read_mail"),
+        BuiltInReader("calendar", "a calendar", (".ics", ".vcf"),
+                      "calendar_reader", "read_calendar", in_child=False),
         BuiltInReader("ipynb", "a Jupyter notebook", (".ipynb",),
                       "notebook_reader", "read_notebook"),
         BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "spreadsheet_reader", "read_csv"),
