@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 from esa_cli.documents.document import Document
@@ -12,6 +12,7 @@ from esa_cli.documents.outline import find_place
 from esa_cli.documents.readers.reader_registry import BUILT_IN, TABLES, choose_reader
 
 _PLACE = ("page", "line", "chapter", "title", "link")
+_PROSE = (".txt", ".text", "")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Passage:
         quote: characters [start, end) of the document that answer best.
         probability: the probability of the score's log-odds, if there is one.
         late: in a document with a token index, the late interaction of the passage alone, and with
-            each number of neighbours, less the highest of all passages; then the highest alone."""
+            each number of neighbours, less the highest of all passages; then the highest alone.
+        indent: columns of white space before the first line, which `text` does not have."""
 
     document: str
     source: str
@@ -44,13 +46,17 @@ class Passage:
     late: tuple[float, ...] | None = None
     title: str | None = None
     link: str | None = None
+    indent: int = 0
 
     @classmethod
     def cut_from(cls, document: Document, start: int, end: int, **other_fields: Any) -> Self:
         """Returns characters [start, end) of a document as a passage, with `other_fields` set."""
         at = find_place(document, start)
-        given = {"start": start, "end": end, "text": document.text[start:end], **other_fields}
-        return cls(document.name, document.source, **at._asdict(), **given)
+        text = document.text
+        before = text[text.rfind("\n", 0, start) + 1 : start].expandtabs(4)
+        indent = 0 if before.strip() else len(before)
+        given = {"start": start, "end": end, "text": text[start:end], "indent": indent}
+        return cls(document.name, document.source, **at._asdict(), **given | other_fields)
 
     def describe_place(self, path: str = "") -> str:
         """Describes where the passage is: the document's `path`, by default that below the current
@@ -72,6 +78,25 @@ class Passage:
         elif self.page is None and not self.chapter:
             parts.append(f"line {self.line:,}")
         return ", ".join([*parts, *self.list_names()])
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether line breaks mean something, as in code, logs and tables, and not only in code
+        blocks of Markdown."""
+        reader = choose_reader(b"", self.source)
+        is_code = reader is BUILT_IN["text"] and PurePath(self.source).suffix.lower() not in _PROSE
+        return is_code or reader in TABLES
+
+    @property
+    def margin(self) -> int:
+        """The columns of white space before all lines."""
+        lines = [line.expandtabs(4) for line in self.text.splitlines()[1:] if line.strip()]
+        return min([self.indent, *(len(line) - len(line.lstrip()) for line in lines)])
+
+    def list_lines(self) -> list[str]:
+        """Returns the lines that have text, without the margin."""
+        text = " " * self.indent + self.text.expandtabs(4)
+        return [line[self.margin :].rstrip() for line in text.splitlines() if line.strip()]
 
     def list_names(self) -> list[str]:
         """Returns the title of the passage's document, the chapter, and the link, if there are."""

@@ -94,12 +94,14 @@ QUESTION = "Question: {question}"
 
 
 def format_numbered_passages(passages: Sequence[Passage]) -> str:
-    """Returns one text of all passages, each under a line with number, document and page."""
+    """Returns one text of all passages, each under a line with number, document and page. Lines
+    of code and tables are kept, and indented, so that none looks like the head of a passage."""
     parts = []
     for number, passage in enumerate(passages, 1):
         page = "" if passage.page is None else f", page {passage.page}"
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        text = " ".join(passage.text.split())
+        lines = passage.list_lines() if passage.has_lines else [" ".join(passage.text.split())]
+        text = "\n".join(("    " * passage.has_lines) + line for line in lines)
         parts.append(f"[{number}] {passage.document}{page}{chapter}\n{text}")
     return "\n\n".join(parts)
 

@@ -7,7 +7,9 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from textwrap import dedent, indent
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -18,6 +20,7 @@ from rich.text import Text
 from esa_cli.apps.cli.output import passage_output, terminal
 from esa_cli.apps.cli.output.answer_output import AnswerPrinter, print_answer_and_passages
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import NOT_TOLD, CheckedSentence, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 
@@ -123,9 +126,26 @@ def test_lines_of_code_and_rows_of_tables_are_kept(monkeypatch: pytest.MonkeyPat
     assert lines[1:] == [
         "  src/bell.py:13", "    def ring(bell):", "        if bell:", "        return 'loud'",
     ]  # fmt: skip
+    log = "09:00 INFO in\n09:01 WARN memory is low\n09:02 INFO out"
+    lines = print_lines(make_passage(log, "a.log"), 80, monkeypatch)
+    assert lines[2:] == [f"    {line}" for line in log.splitlines()]
     rows = "Name: Al; Amount: 3\nName: Bo; Amount: 4"
     lines = print_lines(make_passage(rows, "sales.csv"), 80, monkeypatch)
     assert lines[1:] == ["  sales.csv, row 13", *(f"    {row}" for row in rows.splitlines())]
+
+
+def test_code_is_shown_without_the_indentation_of_all_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = "class A:\n\tdef f(self):\n\t\tif x:\n\t\t\treturn 1\n\t\treturn 2\n\tdef g(self):\n"
+    for first, last in combinations(range(7), 2):
+        lines = whole.splitlines()[first:last]
+        start = sum(len(line) + 1 for line in whole.splitlines()[:first])
+        start += len(lines[0]) - len(lines[0].lstrip())
+        document = Document("a.py", whole, "a.py", "utf-8", len(whole))
+        passage = Passage.cut_from(document, start, start + len("\n".join(lines).lstrip()))
+        shown = print_lines(passage, 80, monkeypatch)[2:]
+        assert shown == indent(dedent("\n".join(lines)), "    ").expandtabs(4).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import re
 import shutil
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import make_printable_line, strip_control_chars
 from esa_cli.documents.document import is_table_row
-from esa_cli.documents.readers.reader_registry import BUILT_IN, TABLES, choose_reader
+from esa_cli.documents.readers.reader_registry import BUILT_IN, choose_reader
 from esa_cli.qa.answering.reply import Quotation, locate_quotations
 from esa_cli.qa.finding.passage import Passage
 
@@ -24,7 +24,6 @@ MAX_WIDTH, PIPE_WIDTH = 100, 160
 MAX_LINES = 8
 """Lines of a passage's text on a terminal, unless all are wanted or more are quoted."""
 MARK = "bold underline"
-_PROSE = (".txt", ".text", ".log", "")
 _NOT_WRAPPED = 200
 """All line breaks have a meaning in a text that has a longer line, as it was not wrapped."""
 _FULL = 0.75
@@ -99,10 +98,11 @@ def format_passage_text(
     Lines of code and tables are kept; other texts are wrapped anew, the head of a mail as one."""
     from rich.text import Text
 
-    words, out = passage.text, Text()
+    words, margin = passage.text, passage.margin if passage.has_lines else 0
+    out = Text(" " * (passage.indent - margin) * passage.has_lines)
     last = len(words.rstrip())
     quoted = [(a, min(b, last)) for a, b in locate_quotations(passage, quotations)]
-    kept_lines = _find_meaningful_lines(passage.source, words)
+    kept_lines = _find_meaningful_lines(passage)
     longest = max(map(len, words.splitlines()), default=0)
     is_mail = choose_reader(b"", passage.source) is BUILT_IN["mail"]
     head = _MAIL_HEAD.match(words) if is_mail else None
@@ -113,6 +113,8 @@ def format_passage_text(
         if piece.isspace():
             keeps_lines = any(a <= start < b for a, b in kept_lines)
             piece = _choose_white_space(words, start, end, longest, keeps_lines, passage.start == 0)
+            if margin and "\n" in piece:
+                piece = "\n" + piece[1 + margin :]
             if head and end < head.end() and "\n" in piece:
                 piece = "; "
             is_marked = any(first < start and end < last for first, last in quoted)
@@ -129,13 +131,11 @@ def format_passage_text(
     return out
 
 
-def _find_meaningful_lines(path: str, text: str) -> list[tuple[int, int]]:
+def _find_meaningful_lines(passage: Passage) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of lines of code or rows of a table in a passage."""
-    reader = choose_reader(b"", path)
-    if reader is BUILT_IN["markdown"]:
-        return [(code.start() - 1, code.end() + 1) for code in _CODE.finditer(text)]
-    is_code = reader is BUILT_IN["text"] and PurePath(path.lower()).suffix not in _PROSE
-    return [(0, len(text))] * (is_code or reader in TABLES)
+    if choose_reader(b"", passage.source) is BUILT_IN["markdown"]:
+        return [(code.start() - 1, code.end() + 1) for code in _CODE.finditer(passage.text)]
+    return [(0, len(passage.text))] * passage.has_lines
 
 
 def _choose_white_space(
