@@ -238,7 +238,8 @@ class Esa(AbstractContextManager["Esa"]):
                 `Document`, or a list of these; without one, the documents of the library whose
                 words fit best. What is no `Book` is opened as by `open`: a document that is not in
                 the library is searched by its words alone.
-            history: earlier turns, oldest first. evidence: passages in the reply.
+            history: earlier turns, oldest first.
+            evidence: passages in the reply; more if another model's answer cites later ones.
             max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they do not
                 change quotations, which are always the most probable.
             on_text: called with each piece of the answer; its exceptions end the answer and pass

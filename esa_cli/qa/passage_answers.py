@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esa_cli.documents.outline import find_place
 from esa_cli.qa import sections
-from esa_cli.qa.answering.passage_choice import is_quoted
+from esa_cli.qa.answering.passage_choice import find_cited_numbers, is_quoted
 from esa_cli.qa.answering.question_parts import join_replies, split_question
 from esa_cli.qa.answering.reply import (
     NEEDS_READER,
@@ -82,8 +82,10 @@ class PassageAnswerer:
             by_name = {book.document.name: book.document for book in books}
             place = find_place(by_name[quoted.document], quoted.start)._asdict()
             passages = [replace(p, **place) if is_quoted(p, quoted) else p for p in passages]
+        cited = [number for number in find_cited_numbers(reply) if number <= len(shown)]
+        count = max([evidence, *cited]) if evidence else 0
         reply = replace(
-            reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
+            reply, evidence=tuple(passages[:count]), question_tokens=asked,
             first_token_s=(first or [started])[0] - started,
             total_s=time.perf_counter() - started,
             read=all(book.index is not None for book in books),

@@ -33,6 +33,7 @@ from esa_cli.qa.passage_answers import THOROUGH
 from esa_cli.qa.presets.preset import HEAD, load_preset
 from esa_cli.qa.reading import span
 from esa_cli.qa.reading.passage_reader import collapse_spaces
+from esa_cli.qa.reading.reader import Reader
 from esa_cli.qa.reading.span import AnswerCombination
 from esa_cli.storage.library import Library
 
@@ -272,6 +273,23 @@ def test_more_than_a_quotation_needs_a_reader(loaded: Any, monkeypatch: pytest.M
         assert (reply.text == NEEDS_READER) is not answered
         assert not reply.doubtful
         assert "Ahab" in reply.evidence[0].text
+
+
+def test_a_reply_has_the_passages_that_another_model_cites(loaded: Any) -> None:
+    """As many at least as were asked for, but none if none were, and none for a wrong number."""
+
+    class CitingReader(Reader):
+        name, window_tokens = "citing", 9999
+
+        def answer(self, *_: Any) -> Reply:
+            return Reply("At nine [2, 5]; see [99].")
+
+    with esa(loaded, "answer.passages=8") as asker:
+        books = [book(asker, STORY)]
+        asker.reader = CitingReader()
+        found = [asker.ask(QUESTION, books, evidence=count).evidence for count in (8, 0, 1, 6)]
+    assert [len(one) for one in found] == [8, 0, 5, 6]
+    assert found[2] == found[0][:5]
 
 
 @pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
