@@ -57,6 +57,16 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Comple
     assert "[4]" not in user
 
 
+@pytest.mark.parametrize("mode", ["unended", "half"])
+def test_an_error_in_the_middle_of_an_answer_is_a_line_of_its_own(
+    esa: Esa, note: str, preset: list[str], server: CompletionServer, mode: str
+) -> None:
+    server.modes[:] = [mode]
+    result = esa("ask", note, QUESTION, *preset, "--reader", server.url)
+    assert (result.code, result.out) == (5, "At \n")
+    assert "broke off" in result.err
+
+
 def test_a_sentence_that_no_passage_supports_is_marked(
     esa: Esa, note: str, preset: list[str], server: CompletionServer
 ) -> None:

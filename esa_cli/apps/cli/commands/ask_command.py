@@ -250,14 +250,16 @@ class AskCommandRun:
                 reporter.start_progress("reading", "passages"),
                 lambda done, total: reporter.show_spinner("answering") if done == total else None,
             )
-        reply = self.last_reply = self.talk.ask(
-            self.esa, self.question, self.books,
-            evidence=max(self.shown, least), on_text=printer,
-            thorough=opts.thorough, progress=progress, **self.generation,
-        )  # fmt: skip
-        reporter.clear_spinner()
-        if streams:
-            print(flush=True)
+        try:
+            reply = self.last_reply = self.talk.ask(
+                self.esa, self.question, self.books,
+                evidence=max(self.shown, least), on_text=printer,
+                thorough=opts.thorough, progress=progress, **self.generation,
+            )  # fmt: skip
+        finally:  # a message about an answer that broke off begins on a line of its own
+            reporter.clear_spinner()
+            if printer is not None and printer.has_text:
+                print(flush=True)
         if streams_answer:
             notes = list[str]()
             if reply.answered_from == "section" and self.esa.reader is None:
