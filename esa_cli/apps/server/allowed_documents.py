@@ -136,6 +136,12 @@ class AllowedDocuments:
     ) -> RequestableDocument:
         if name in self._given:
             return self._given[name]
+        given = [
+            one for one in self._given.values()
+            if one.document and name in (one.document.name, one.path)
+        ]  # fmt: skip
+        if len(given) == 1:
+            return given[0]
         if name.startswith(SESSION):
             if sent := self.sent.list_documents(parse_session(name)).get(name):
                 return RequestableDocument(name, document=sent)

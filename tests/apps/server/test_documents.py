@@ -92,6 +92,18 @@ def test_no_way_leads_out(
     assert not asker.calls
 
 
+def test_a_given_document_may_be_named_by_its_name_or_path() -> None:
+    """But not by what two documents have."""
+    given = [
+        fake_book(path, Document(Path(path).name, path, path, "", 9))
+        for path in ("a/one.txt", "b/one.txt", "b/two.txt")
+    ]
+    documents = AllowedDocuments(FakeAsker(), given, [])
+    found = documents.resolve_documents(["two.txt", "b/one.txt", "esa:1"])
+    assert [one.id for one in found] == ["esa:3", "esa:2", "esa:1"]
+    refuse(403, documents.resolve_documents, ["one.txt"])
+
+
 def test_what_may_be_named(start: Start, asker: FakeAsker) -> None:
     live = start(fixed=["alpha", "beta"], allowed=[])
     assert live.post({**user("one"), "documents": ["a.txt"]})[0] == 403
