@@ -283,8 +283,11 @@ class ChatCompletionMaker:
             "evidence", "found", "certainty", "answered_from", "read", "quotation", "quotations",
             "sentences", "missing_words", "foreign_languages",
         )  # fmt: skip
+        for passage in row["evidence"]:
+            del passage["source"]  # clients see no paths of the server
         chosen = choose_passages(reply, len(reply.evidence))
-        fields = {name: row[name] for name in names} | {"shown": [number for number, _ in chosen]}
+        shown = [1 + reply.evidence.index(passage) for _, passage in chosen]
+        fields = {name: row[name] for name in names} | {"shown": shown}
         return fields | {name: value for name, value in lists.items() if value}
 
 

@@ -113,5 +113,5 @@ class Passage:
 
     def as_evidence(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage on which an answer rests."""
-        names = ("document", *_PLACE, "start", "end", "text", "weight")
+        names = ("document", "source", *_PLACE, "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}

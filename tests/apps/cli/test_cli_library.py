@@ -34,7 +34,10 @@ GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 LONG = " ".join(f"In year {year} the mill ground {year * 7} sacks." for year in range(150))
 QUESTION = "When does the gate open?"
-PASSAGE = {"document", "page", "line", "chapter", "title", "link", "start", "end", "text", "weight"}
+PASSAGE = {
+    "document", "source", "page", "line", "chapter", "title", "link", "start", "end", "text",
+    "weight",
+}  # fmt: skip
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no such signals")
 
@@ -82,7 +85,8 @@ def test_a_document_is_read_once_and_then_asked(
     assert asked.data["evidence"]
     for passage in asked.data["evidence"]:
         assert set(passage) == PASSAGE
-        assert GATE[passage["start"] : passage["end"]] == passage["text"]
+        text = Path(passage["source"]).read_text("utf-8")
+        assert text[passage["start"] : passage["end"]] == passage["text"]
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "none"))
     alone = esa("ask", "gate.txt", QUESTION, "--json")
     assert alone.data["documents"][0]["read_s"]
