@@ -15,6 +15,7 @@ import yaml
 from command import ROOT, Esa, fail
 from mcp import Client, StdioServerParameters
 
+from esa_cli.__main__ import main
 from esa_cli.apps.cli.mcp_clients import CLIENTS
 
 FILES = {
@@ -188,3 +189,16 @@ def test_the_entry_starts_a_server(esa: Esa, home: Path) -> None:
             return (await client.call_tool("list")).structured_content
 
     assert anyio.run(look)["folders"] == [str(home)]
+
+
+def test_tab_completes_actions_and_clients(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = {"install", "skill", *CLIENTS}
+    for words, want in (("esa mcp s", {"skill"}), ("esa mcp install ", every)):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        monkeypatch.setenv("_ESA_COMPLETE", "complete_bash")
+        with pytest.raises(SystemExit):
+            main([])
+        assert set(capsys.readouterr().out.split()) == want

@@ -22,6 +22,10 @@ from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
 
 
+def complete_action(typed_text: str) -> list[str]:
+    return [one for one in ("install", "skill", *CLIENTS) if one.startswith(typed_text)]
+
+
 @options.make_typer_command
 def mcp(
     action: Annotated[
@@ -30,6 +34,7 @@ def mcp(
             "[install CLIENT|skill]",
             f"Write an entry that starts `esa mcp` with these options, where CLIENT finds it "
             f"({', '.join(CLIENTS)}); or print a SKILL.md for agents.",
+            autocompletion=complete_action,
         ),
     ] = None,
     *,
