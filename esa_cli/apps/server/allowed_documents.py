@@ -153,9 +153,14 @@ class AllowedDocuments:
         try:
             return RequestableDocument(name, str(self._resolve_file_path(name)))
         except ApiError:
-            for document in list_stored_texts().values():
-                if document.text and name in (document.text.name, document.text.path):
-                    return document
+            stored = [(one.text, one) for one in list_stored_texts().values() if one.text]
+            found = [one for one in stored if one[0].path == name]
+            found = found or [one for one in stored if one[0].name == name]
+            if (count := len({text.path or text.digest for text, _ in found})) > 1:
+                wrong = f"{count} documents have the name {name}; use the id or path of one"
+                raise ApiError(400, wrong, "documents") from None
+            if found:
+                return found[0][1]
             raise
 
     def iterate_groups(

@@ -114,7 +114,8 @@ class IngestToolArguments(ToolArguments):
 class ListToolArguments(ToolArguments):
     """Lists the documents of the library, and files that calls may name. The field `how` is
     `read` if the model has read the document, `words` if only its words are indexed, and `file` if
-    it is found only when named. Files in the listed `folders` may be named by their paths, too."""
+    it is found only when named; `folder` tells files of one name apart. Files in the listed
+    `folders` may be named by their paths, too."""
 
     containing: str = Field("", max_length=4096, description="Part of a name or path.")
     limit: int = Field(50, ge=1, le=500, description="Maximum number of documents.")
@@ -212,7 +213,7 @@ class McpDocumentTools:
         how = {"given": "read", "stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
-             "how": how[one["kind"]]}
+             "folder": one["folder"], "how": how[one["kind"]]}
             for one in listed["data"]
             if part in f"{one['id']}\n{one['name']}".casefold()
         ]  # fmt: skip

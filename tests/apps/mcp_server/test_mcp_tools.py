@@ -128,6 +128,8 @@ def test_the_list(tools: McpDocumentTools, tmp_path: Path) -> None:
     }  # fmt: skip
     assert data["folders"] == [str(tmp_path / "open")]
     assert data["note"] == "open: 1 file to read; left out: 1 hidden"
+    folders = {one["document"]: one["folder"] for one in data["documents"]}
+    assert folders["kiln.md"] == "synced"
     part = call(tools, "list", limit=1, skip=1).structured_content
     assert (part["documents"], part["total"]) == ([data["documents"][1]], 4)
     listed = call(tools, "list", containing="LOOM").structured_content

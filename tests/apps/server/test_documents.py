@@ -14,12 +14,17 @@ from quoting_asker import QuotingAsker
 from test_library import ingest
 
 from esa_cli.apps.server import session_documents
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, make_documents_json
+from esa_cli.apps.server.allowed_documents import (
+    AllowedDocuments,
+    RequestableDocument,
+    make_documents_json,
+)
 from esa_cli.apps.server.session_documents import SessionDocuments, parse_sent_document
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document
 from esa_cli.documents.readers.text_builder import Mark
 from esa_cli.errors import LibraryError, UsageError
+from esa_cli.qa.ingestion.library_texts import LibraryText
 from esa_cli.storage.library import Library
 
 TEXT = "Page one.\nIts second line. \U0001f600\nPage two begins here.\n"
@@ -254,6 +259,20 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     assert left_out == [f"left out: {one} is damaged in the library"]
     with pytest.raises(LibraryError):
         fresh.open_documents(fresh.resolve_documents([one]))
+
+
+def test_no_text_is_guessed_from_a_name_that_several_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = ["/a/__init__.py", "/b/__init__.py", "/b/util.py"]
+    stored = {path: RequestableDocument(path, text=LibraryText(path, path)) for path in paths}
+    documents = AllowedDocuments(FakeAsker(), [], [tmp_path], Library(tmp_path), with_library=True)
+    monkeypatch.setattr(documents, "list_stored_texts", lambda: stored)
+    assert [one.id for one in documents.resolve_documents([*paths, "util.py"])] == [
+        *paths,
+        paths[2],
+    ]
+    assert "2 documents" in refuse(400, documents.resolve_documents, ["__init__.py"])
 
 
 SESSION, OTHER = "s" * 16, "t" * 16
