@@ -55,8 +55,10 @@ class Passage:
         text = document.text
         before = text[text.rfind("\n", 0, start) + 1 : start].expandtabs(4)
         indent = 0 if before.strip() else len(before)
-        given = {"start": start, "end": end, "text": text[start:end], "indent": indent}
-        return cls(document.name, document.source, **at._asdict(), **given | other_fields)
+        given: dict[str, Any] = {"start": start, "end": end, "text": text[start:end]}
+        return cls(
+            document.name, document.source, indent=indent, **at._asdict(), **given | other_fields
+        )
 
     def describe_place(self, path: str = "") -> str:
         """Describes where the passage is: the document's `path`, by default that below the current
