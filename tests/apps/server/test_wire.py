@@ -225,11 +225,12 @@ def test_requests_with_stop_sequences(live: LiveServer, asker: FakeAsker) -> Non
 
 def test_numbers_of_the_passages_that_are_shown() -> None:
     texts = [("The mill burned down.", 0.6), ("The mill burned down.", 0.3), ("A cat slept.", 1e-9)]
+    texts.append(("Ann sailed to Ulm in May.", 0.1))
     places = ("a.txt", "a.txt", None, 1, None, 0, 9)
     evidence = tuple(Passage(*places, text, weight=weight) for text, weight in texts)
     reply = Reply("burned", evidence, True, 1, 1, 0.1, 0.2, answered_from="text")
     [end] = wire.ChatCompletionMaker("fake").make_last_stream_chunks(reply, False)
-    assert (len(end["evidence"]), end["shown"]) == (3, [1])
+    assert (len(end["evidence"]), end["shown"]) == (4, [1, 4])
 
 
 NAMES = list(wire.ChatRequest.model_fields)
