@@ -162,6 +162,14 @@ def test_mail_that_is_a_part_of_a_longer_one_says_so() -> None:
     assert "parts of a longer mail" in found.missing[0]
 
 
+@pytest.mark.parametrize("damage", ["!!$", "%", "="])
+def test_mail_whose_base64_is_damaged_says_so(damage: str) -> None:
+    coded = base64.b64encode(b"We leave at nine, from the gate").decode()
+    how = "Content-Type: text/plain\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+    assert of(how + coded).missing == of(PLAIN).missing == ()
+    assert of(how + coded[:9] + damage + coded[10:]).missing == ("a part is damaged or cut off",)
+
+
 def test_mail_is_told_by_content_where_no_name_is() -> None:
     data = b"Received: by x\r\nFrom: a\r\n\r\nwords"
     assert readers.extract_text(data, STDIN).text == "From: a\n\nwords\n"

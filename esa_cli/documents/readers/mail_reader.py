@@ -99,8 +99,6 @@ class _MailReader:
 
     def _write_mail_part(self, part: Any) -> None:
         kind = part.get_content_type()
-        if part.defects:
-            self.missing["a part is damaged or cut off"] += 1
         if kind == "message/partial":
             self.missing["the mail is one of several parts of a longer mail"] += 1
         if kind in _ENCRYPTED:
@@ -123,6 +121,8 @@ class _MailReader:
                 self.out.add_exact_text(text.strip("\r\n"))
         else:
             self._write_attachment(part)
+        if part.defects:  # also those found while the content was decoded
+            self.missing["a part is damaged or cut off"] += 1
 
     def _write_plain_or_html_form(self, part: Any) -> None:
         """Writes the plain form of a mail's text, or the HTML form if it is far longer."""
