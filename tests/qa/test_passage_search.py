@@ -131,3 +131,14 @@ def test_a_passage_has_the_title_and_link_of_its_document() -> None:
     assert second.describe_place() == f"notes.md:1, T, Keys, {link}"
     for fields in (first.as_found(), first.as_evidence()):
         assert (fields["title"], fields["link"]) == ("Gates (@a20)", link)
+
+
+def test_long_names_in_a_place_are_cut_but_no_link_is() -> None:
+    link = f"https://example.org/{'g' * 9000}"
+    document = book(STORY, "notes.md", marks=(Mark(0, None, "Gate " * 9000, 1, "T" * 9000, link),))
+    shown = Passage.cut_from(document.document, 0, 9).describe_place()
+    assert shown.endswith(f", {link}")
+    named = shown.removesuffix(link)
+    assert "TTT" in named
+    assert "Gate Gate" in named
+    assert len(named) < 600

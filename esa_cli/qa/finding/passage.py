@@ -13,6 +13,7 @@ from esa_cli.documents.readers.reader_registry import BUILT_IN, TABLES, choose_r
 
 _PLACE = ("page", "line", "chapter", "title", "link")
 _PROSE = (".txt", ".text", "")
+MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,12 @@ class Passage:
         return [line[self.margin :].rstrip() for line in text.splitlines() if line.strip()]
 
     def list_names(self) -> list[str]:
-        """Returns the title of the passage's document, the chapter, and the link, if there are."""
+        """Returns the title of the passage's document and the chapter, both cut after `MAX_NAME`
+        characters, and the link, if there are."""
         is_titled = self.title and self.title.startswith(self.chapter or "")
-        names = self.title, None if is_titled else self.chapter, self.link
-        return [name for name in names if name]
+        names = [name for name in (self.title, None if is_titled else self.chapter) if name]
+        shown = [name if len(name) <= MAX_NAME else name[:MAX_NAME] + "…" for name in names]
+        return [*shown, self.link] if self.link else shown
 
     def as_found(self) -> dict[str, Any]:
         """Returns the JSON fields of a passage that a search has found."""
