@@ -15,7 +15,7 @@ from live_server import ENDING, LiveServer, Start
 def every_server_ends() -> Iterator[None]:
     yield
     for thread in ENDING:
-        thread.join(60)
+        thread.join(20)
         assert not thread.is_alive()
 
 

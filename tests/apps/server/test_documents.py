@@ -360,7 +360,9 @@ def test_who_may_send(start: Start) -> None:
 
 def test_sessions_are_limited_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now, forgotten = [0.0], list[str]()
-    monkeypatch.setattr(session_documents.time, "monotonic", lambda: now[0])
+    # Not `time.monotonic` itself: the server of the test before is just ending by it.
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(session_documents, "time", clock)
     kept = SessionDocuments(forgotten.append)
     most = session_documents.MAX_DOCUMENTS
     names = [kept.add_document(SESSION, make_document(f"{number}")) for number in range(most)]
