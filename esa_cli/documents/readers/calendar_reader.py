@@ -17,6 +17,7 @@ _NAMES = {"DTSTART": "Start", "DTEND": "End", "FN": "Name", "ORG": "Organisation
 
 
 def read_calendar(data: bytes, name: str) -> ExtractedText:
+    """Reads a calendar or contacts; lines that are no properties stay as they are."""
     text, encoding = decode_text_with_lf(data, name)
     lines = map(_format_property, _FOLD.sub("", text).splitlines())
     return ExtractedText("\n".join(lines).strip() + "\n", encoding=encoding)

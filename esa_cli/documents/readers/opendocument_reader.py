@@ -54,6 +54,7 @@ def _open_zip(data: bytes, name: str) -> ZipDocument:
 
 
 def read_ods(data: bytes, name: str) -> ExtractedText:
+    """Reads the values of a spreadsheet as `read_workbook` does; sheets are chapters."""
     out = TextBuilder()
     content = _open_zip(data, name).parse_xml("content.xml")
     for table in _find_elements(content, "//office:spreadsheet/table:table"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +25,7 @@ from esa_cli.system.registry import find_by_name
 from esa_cli.system.text import digest_text
 
 if TYPE_CHECKING:
+    from esa_cli.evaluation.bench.benchmarks import Benchmark
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.qa.presets.preset import Preset
@@ -59,7 +62,7 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
-    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row, make_score_tables
+    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import set_method_to_compare
 
@@ -119,22 +122,28 @@ def selftest(
                 ).ask_all_questions()
 
         def print_results(is_complete: bool) -> None:
-            rows = journal.rows
             if common.as_json:
-                terminal.print_json({**journal.header, "complete": is_complete, "rows": rows})
-                return
-            for table in make_score_tables(rows):
-                print(terminal.make_printable_line(table.title))
-                terminal.print_table(table.headers, table.rows)
-                print(table.note)
-            if not rows:
-                print("no questions were asked")
-            for way in ("shared", "own", "text"):
-                same = (row for row in rows if row.get("reading") == way and not row.get("dense"))
-                if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-                    print(terminal.strip_control_chars(f"reading: {way}: {names}"))
+                result = {**journal.header, "complete": is_complete, "rows": journal.rows}
+                terminal.print_json(result)
+            else:
+                _print_score_tables(journal.rows)
 
         files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
+
+
+def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
+    from esa_cli.evaluation.selftest.score_tables import make_score_tables
+
+    for table in make_score_tables(rows):
+        print(terminal.make_printable_line(table.title))
+        terminal.print_table(table.headers, table.rows)
+        print(table.note)
+    if not rows:
+        print("no questions were asked")
+    for way in ("shared", "own", "text"):
+        same = (row for row in rows if row.get("reading") == way and not row.get("dense"))
+        if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
+            print(terminal.strip_control_chars(f"reading: {way}: {names}"))
 
 
 def _check_settings_and_read_haystack(
@@ -334,22 +343,30 @@ def bench(
                         return False
         return True
 
-    def print_results(is_complete: bool) -> None:
-        scores = bench_run.compute_scores(benchmark, journal.rows)
-        notes = [text for task, text in benchmark.notes.items() if not task or task in wanted]
-        if common.as_json:
-            result = {"complete": is_complete, "scores": scores, "notes": notes}
-            result |= {"left_out": left_out, "rows": journal.rows}
-            terminal.print_json({**journal.header, **result})
-            return
-        if left_out:
-            notes.append(f"records left out, as they do not fit: {len(left_out):,}")
-        terminal.print_table(*bench_run.make_score_table(benchmark, scores))
-        for note in notes:
-            print(terminal.make_printable_line(f"note: {note}"))
-
+    given = benchmark, wanted, journal, left_out, common.as_json
+    print_results = partial(_print_benchmark_results, *given)
     with reporter:
         files.complete_results_file(journal, reporter, ask_missing_questions, print_results)
+
+
+def _print_benchmark_results(
+    benchmark: Benchmark, tasks: Collection[str], journal: ResultsFile,
+    left_out: list[dict[str, str]], as_json: bool, is_complete: bool,
+) -> None:  # fmt: skip
+    from esa_cli.evaluation.bench import bench_run
+
+    scores = bench_run.compute_scores(benchmark, journal.rows)
+    notes = [text for task, text in benchmark.notes.items() if not task or task in tasks]
+    if as_json:
+        result = {"complete": is_complete, "scores": scores, "notes": notes}
+        result |= {"left_out": left_out, "rows": journal.rows}
+        terminal.print_json({**journal.header, **result})
+        return
+    if left_out:
+        notes.append(f"records left out, as they do not fit: {len(left_out):,}")
+    terminal.print_table(*bench_run.make_score_table(benchmark, scores))
+    for note in notes:
+        print(terminal.make_printable_line(f"note: {note}"))
 
 
 def _bench_finders(
